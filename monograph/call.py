@@ -87,16 +87,24 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def compile_only(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Make the build for a call of a graph, without running it."""
+    """Make the build for a call of a graph, without running it. Sizes that are dims vary in what is exported from now on."""
+    build_of_call(self, args, kwargs)
+    if dims_in((args, kwargs)):
+        graph: Internals = self._monograph
+        graph.declared = (*graph.declared, graph.formed(args, kwargs))
+
+
+def build_of_call(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, Call]:
+    """The build for a call of a graph, made now if there is none, and that call with sizes for its dims."""
     try:
-        _make_build(self._monograph, args, kwargs)
+        return _build_of_call(self._monograph, args, kwargs)
     except MonographError as error:
         raise error.brief()  # noqa: B904  # it is the same error
     except Exception as error:
         raise with_own_frames(error)  # noqa: B904  # it is the same error
 
 
-def _make_build(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _build_of_call(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, Call]:
     graph.check_usable()
     args, kwargs = graph.formed(args, kwargs)
     declared = args, kwargs
@@ -107,9 +115,8 @@ def _make_build(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any])
         args, kwargs = read_padded(graph, declared).arguments
     read = graph.read(args, kwargs)
     with graph.store.lock, graph.first_state.hidden(graph.registry.optimizers):
-        graph.build_for(read, args, kwargs, sizes)
-    if dims:
-        graph.declared = (*graph.declared, declared)
+        build = graph.build_for(read, args, kwargs, sizes)
+    return build, read
 
 
 def run_again(graph: Internals, build: Build, args: tuple[Any, ...]) -> Any:

@@ -54,6 +54,7 @@ class Build:
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     seconds: float = 0.0  # that making it has taken
     compiled_memory: MemoryPlan | None = None  # of code that holds other bytes than the plan
+    compiled_plan: Plan | None = None  # of code that follows another plan, which says so
     ones: set[frozenset[str]] = field(default_factory=set)  # sizes that vary which may be 1, found later
 
     def __repr__(self) -> str:
@@ -73,7 +74,7 @@ class Build:
 
     def order(self, settings: Settings | None = None) -> LoweringRequest:
         """What a backend gets to lower the step again, for other settings too."""
-        plan = self.plan if settings is None else _planned(self.stages[0], settings)[1]
+        plan = self.plan if settings is None else planned(self.stages[0], settings)[1]
         shared = self.captured.guards.shared_with_arguments
         return order_of(self.executor.bound, plan, settings or self.settings, shared=shared)
 
@@ -89,12 +90,13 @@ class Build:
             executor=executor,
             notes=self.notes + lowered.notes,
             compiled_memory=lowered.memory,
+            compiled_plan=lowered.plan,
         )
 
     def lowered_again(self, settings: Settings, leaves: Sequence[Any]) -> Build:
         """The step lowered for other settings, to go on with these arguments. Raises BackendError if that cannot be."""
         start = time.perf_counter()
-        stages, plan = _planned(self.stages[0], settings)
+        stages, plan = planned(self.stages[0], settings)
         guards = self.captured.guards
         made = make_runnable(self.executor.bound, plan, settings, leaves, shared=guards.shared_with_arguments)
         _rely_on(guards, made.lowered, plan)
@@ -108,6 +110,7 @@ class Build:
             notes=made.lowered.notes,
             choices=made.lowered.choices,
             compiled_memory=made.lowered.memory,
+            compiled_plan=made.lowered.plan,
             seconds=self.seconds + time.perf_counter() - start,
         )
 
@@ -254,7 +257,7 @@ def _lowered(
     request: Request, captured: Captured, first: Stage, settings: Settings, reason: Reason, number: int
 ) -> Build:
     stage, leaves = request.observer.stage, request.call.leaves
-    stages, plan = _planned(first, settings, stage)
+    stages, plan = planned(first, settings, stage)
     shared = captured.guards.shared_with_arguments
     with stage(f"backend {settings.first_backend}"):
         report = request.observer.progress
@@ -275,6 +278,7 @@ def _lowered(
         lowered.notes,
         lowered.choices,
         compiled_memory=lowered.memory,
+        compiled_plan=lowered.plan,
     )
 
 
@@ -288,7 +292,7 @@ def _rely_on(guards: Guards, lowered: LoweredProgram, plan: Plan) -> None:
         )
 
 
-def _planned(
+def planned(
     first: Stage,
     settings: Settings,
     stage: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext(),

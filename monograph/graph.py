@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from monograph import inspected
 from monograph.amp import StaticGradScaler
 from monograph.block import Block
 from monograph.call import call, call_eagerly, compile_only, guarded
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, MissingBuildError
-from monograph.inspect.diff import diff_text
 from monograph.inspect.printed.debug import debug_options
-from monograph.inspect.printed.text import explain_text, graph_text, stage_text
+from monograph.inspect.printed.text import graph_text
 from monograph.internals.internals import Internals, initialised
 from monograph.internals.kind import Kind
 from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
-from monograph.ir.text import Text
 from monograph.many import many_steps
 
 if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
-    from monograph.inspect.nonfinite import NonfiniteReport
-    from monograph.inspect.profile import Profile
-    from monograph.inspect.replay import Replay
-    from monograph.numerics.verify import VerifyReport
     from monograph.resume.factory import Factory
     from monograph.resume.proof import ResumeReport
     from monograph.state_dict.loading import LeftOut, Stateful
@@ -200,19 +194,12 @@ class Graph:
         start = self.state_dict(python_random=python_random)
         return prove_resume(factory, start=start, steps=steps, more=more, python_random=python_random)
 
-    # --- what it does ------------------------------------------------------------------------------------------------
+    # --- what looks at it, and changes nothing -----------------------------------------------------------------------
 
-    def show(self, stage: str = "final") -> Text:
-        """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
-        return stage_text(self._monograph.newest(), stage)
-
-    def diff(self, pass_name: str) -> Text:
-        """What a pass changed in the newest build's program, as a unified diff; empty if it changed nothing."""
-        return Text(diff_text(self._monograph.newest().stages, pass_name))
-
-    def explain(self) -> Text:
-        """Why each build exists, its steps, seconds and bytes, what its passes did, and what it depends on."""
-        return explain_text(self.name, self.builds, self._monograph.cache.num_dropped, self.config.lines())
+    show, diff, explain = inspected.show, inspected.diff, inspected.explain
+    memory, max_batch, profile = inspected.memory, inspected.max_batch, inspected.profile
+    verify, find_nonfinite, replay = inspected.verify, inspected.find_nonfinite, inspected.replay
+    to_html, draw = inspected.to_html, inspected.draw
 
     def __repr__(self) -> str:
         owned, kind = self._monograph.owned(), type(self).__name__
@@ -238,82 +225,6 @@ class Graph:
         self._monograph.debug = debug_options(
             v_level, ranks, max_py_stack_depth, only_user_py_stack, op_repr_with_py_stack
         )
-
-    def verify(
-        self, *args: Any, steps: int = 1, against: Literal["eager", "float64"] = "eager", **kwargs: Any
-    ) -> VerifyReport:
-        """Run the step eagerly and as the graph, from the present state and random numbers, and compare all of it.
-
-        On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
-        are compared by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
-        first op that differs, with the user's line and the pass or kernels that made it. Nothing is changed. Raises
-        DefinitionError for an unknown comparison.
-
-        >>> import monograph as mg
-        >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok
-        True
-        """
-        from monograph.numerics.verify import verify
-
-        return verify(self, args, kwargs, steps=steps, against=against)
-
-    def replay(self, *args: Any, **kwargs: Any) -> Replay:
-        """The step to walk through, op by op, forwards and back: breakpoints by module or line, values of any node.
-
-        It runs on copies, and nothing changes. Of a compiled build it is the same step before compilation.
-
-        >>> import monograph as mg
-        >>> walk = mg.trace(lambda x: x * 2).replay(torch.ones(2))
-        >>> walk.run()
-        >>> walk.value("mul")
-        tensor([2., 2.])
-        """
-        from monograph.numerics.looks import replay
-
-        return replay(self, args, kwargs)
-
-    def find_nonfinite(self, *args: Any, **kwargs: Any) -> NonfiniteReport:
-        """The first op of this step that makes a NaN or an infinity which reaches a result or the new state.
-
-        It runs on copies, op by op; nothing changes. If that is finite, the backend's kernels are asked.
-
-        >>> import monograph as mg
-        >>> mg.trace(torch.sqrt).find_nonfinite(torch.tensor([-1.0])).found.kind
-        'NaN'
-        """
-        from monograph.numerics.looks import find_nonfinite
-
-        return find_nonfinite(self, args, kwargs)
-
-    def profile(self, *args: Any, **kwargs: Any) -> Profile:
-        """How long each op of this step takes, summed by op, module and phase, and how near that is to the roofline.
-
-        Ops are timed one by one on copies, as captured, and the step as built as a whole; nothing changes. `str()` of
-        the result is a table; its `trace(path)` is for chrome://tracing and Perfetto.
-
-        >>> import monograph as mg
-        >>> mg.trace(lambda x: x * 2).profile(torch.ones(2)).ops[0].op
-        'mul.Tensor'
-        """
-        from monograph.numerics.looks import profile
-
-        return profile(self, args, kwargs)
-
-    def to_html(self, path: str | Path, *, profile: Profile | None = None) -> None:
-        """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
-
-        `profile` is what `graph.profile(*inputs)` gave, for times and a flame graph. Raises DefinitionError without a
-        build, or if `path` does not end in .html.
-        """
-        from monograph.inspect.pages.html import write_html
-
-        write_html(path, self.name, self._monograph.newest(), self.explain(), profile)
-
-    def draw(self, path: str | Path, *, module: str | None = None) -> None:
-        """Draw the newest build as captured, or a module of it, as .dot or .svg. Raises DefinitionError if it has no ops."""
-        from monograph.inspect.pages.draw import draw
-
-        draw(path, self._monograph.newest().stages[0].program, module)
 
     def _repr_html_(self) -> str:
         """For notebooks: the tree of `print(graph)`, to be unfolded."""

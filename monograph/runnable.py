@@ -6,19 +6,24 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from monograph.backends import LoweredProgram, LoweringRequest, lower
+from monograph.backends.aten import plan_to_run
 from monograph.compat.tensors import storage_key
+from monograph.errors import BackendError
+from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Argument, BoundProgram, Copy, Fixed, HeldGradient, Number
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.plan.plan import Plan
 from monograph.runtime.executor import Executor
-from monograph.runtime.runner import is_promised, resolving
-from monograph.settings import Settings
+from monograph.runtime.runner import Runner, is_promised, resolving
+from monograph.settings import PLAIN, Settings
+
+PLANNED_ONLY: Final = f"planned as on {PLAIN} and the CPU, and not to be run: tensors on meta have no memory"
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,33 @@ def make_runnable(
         order_of(bound, plan, settings, shared=shared, report=report),
         copied_inputs=partial(_copied_inputs, bound, leaves),
     )
-    lowered = lower(order)
+    lowered = _planned_only(order) if _is_without_data(bound, leaves) else lower(order)
     runner = resolving(lowered.runner, _promised(bound, leaves)) if settings.is_compiled else lowered.runner
     return Runnable(lowered, Executor(bound, runner, plan.program))
+
+
+def _planned_only(order: LoweringRequest) -> LoweredProgram:
+    """What refuses to run, with the plan that would."""
+    plan = plan_to_run(order)
+    return LoweredProgram(PLAIN, Runner(_refused), notes=(PLANNED_ONLY,), memory=plan.memory, plan=plan)
+
+
+def _refused(inputs: list[Any]) -> Sequence[Any]:
+    raise BackendError(
+        "a step on the device meta cannot run: its tensors have no memory",
+        hint="graph.memory(...) says what it will hold; to run it, make model and optimizer on a device with memory",
+    )
+
+
+def _is_without_data(bound: BoundProgram, leaves: Sequence[Any]) -> bool:
+    """True if state or an argument is on the device meta."""
+    state = [
+        source.value
+        for port, source in zip(bound.program.inputs, bound.sources, strict=True)
+        if isinstance(source, Fixed) and port.role is not Role.CAPTURED
+    ]
+    devices = [item.device for item in (*state, *leaves) if isinstance(item, (torch.Tensor, Spec))]
+    return any(torch.device(device).type == "meta" for device in devices)
 
 
 def _promised(bound: BoundProgram, leaves: Sequence[Any]) -> frozenset[int]:

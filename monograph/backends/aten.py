@@ -32,8 +32,16 @@ def lower(order: LoweringRequest) -> LoweredProgram:
     plan, stages, choices = program_to_run(order)
     scheduled = _scheduled(order, plan)
     runner = Runner(generated(plan)) if scheduled is None else in_two_parts(scheduled)
-    memory = plan.memory if scheduled is None else scheduled.plan.memory
-    return LoweredProgram("aten", runner, stages, memory_notes(memory, plan), choices, memory=memory)
+    run = plan if scheduled is None else scheduled.plan
+    notes = memory_notes(run.memory, plan)
+    return LoweredProgram("aten", runner, stages, notes, choices, memory=run.memory, plan=run)
+
+
+def plan_to_run(order: LoweringRequest) -> Plan:
+    """The plan that `lower` makes run: with its updates in place, if there are some."""
+    plan, _, _ = program_to_run(order)
+    scheduled = _scheduled(order, plan)
+    return plan if scheduled is None else scheduled.plan
 
 
 def program_to_run(

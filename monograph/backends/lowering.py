@@ -57,6 +57,9 @@ class LoweredProgram:
     pointer_guard: PointerGuard = pointer_guard
     assumed: Assumed = NOTHING_ASSUMED  # what its code takes for granted of sizes that vary
     memory: MemoryPlan | None = None  # what its code holds; None: what the plan says
+    plan: Plan | None = (
+        None  # that its code follows, and that says so; None: it is not known, or that which was given
+    )
 
 
 def kept_for(plan: Plan, memory: MemoryPlan) -> tuple[str, ...]:

@@ -26,7 +26,12 @@ from monograph.capture.tensors.functional.written_twice import check_writes
 from monograph.capture.traced import trace_step
 from monograph.compat.amp import is_dynamic_scaler, make_scale, without_autocast
 from monograph.compat.fake_values import VALUES_NOT_KNOWN
-from monograph.compat.fakes import import_capture_modules, missing_fake_kernel, refused_by_fake_kernel
+from monograph.compat.fakes import (
+    import_capture_modules,
+    missing_fake_kernel,
+    refused_by_fake_kernel,
+)
+from monograph.compat.tensors import planned_device
 from monograph.errors import MonographError
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
@@ -136,4 +141,6 @@ def _prepare_scaler(owned: Owned) -> None:
     trained = [parameter for item in owned.optimizers for parameter in item.parameters]
     held = [p for module in owned.modules.values() for p in module.parameters()]
     if is_dynamic_scaler(owned.scaler):
-        make_scale(owned.scaler, next((p.device for p in trained + held), torch.device("cpu")))
+        make_scale(
+            owned.scaler, next((planned_device(p.device) for p in trained + held), torch.device("cpu"))
+        )

@@ -1,4 +1,4 @@
-"""Commands that look at one step: `monograph show`, `verify`, `profile`, `replay`."""
+"""Commands that look at one step: `monograph show`, `verify`, `memory`, `profile`, `replay`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -32,8 +33,8 @@ FactoryName = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for name, command in (("show", show), ("verify", verify), ("profile", profile), ("replay", replay)):
-        app.command(name)(command)
+    for command in (show, verify, memory, profile, replay):
+        app.command(command.__name__)(command)
 
 
 def show(
@@ -123,6 +124,29 @@ def _trains(graph: Graph, batches: Iterator[Batch], number: int) -> bool:
     return True
 
 
+def memory(
+    factory: FactoryName,
+    plot: Annotated[Path | None, typer.Option(help="Draw the bytes over the step: .svg or .png.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write all numbers, those of each op too, as JSON.")
+    ] = None,
+) -> None:
+    """Print what a step will hold, and who holds it where it is most; nothing runs.
+
+    A batch may be of `mg.spec`s, and model and optimizer on the device meta: then no memory is needed.
+    """
+    with mistakes_answered():
+        _check_folders(plot, json)
+        graph, batches = training(factory)
+        args, kwargs = next(batches)
+        report = graph.memory(*args, **kwargs)
+        typer.echo(report)
+        if plot is not None:
+            report.plot(plot)
+        if json is not None:
+            json.write_text(dumps(report.to_dict(), indent=1))
+
+
 def profile(
     factory: FactoryName,
     trace: Annotated[
@@ -133,9 +157,7 @@ def profile(
 ) -> None:
     """Time a step op by op, summed by phase, module and op."""
     with mistakes_answered():
-        for path in (trace, html):
-            if path is not None and not path.parent.is_dir():
-                stop(f"there is no folder {path.parent}")
+        _check_folders(trace, html)
         graph, batches = training(factory, after)
         args, kwargs = next(batches)
         found = graph.profile(*args, **kwargs)
@@ -153,6 +175,13 @@ def replay(factory: FactoryName, after: After = 0) -> None:
         args, kwargs = next(batches)
         walk = graph.replay(*args, **kwargs)
     Session(walk, None if sys.stdin.isatty() else sys.stdin).cmdloop()
+
+
+def _check_folders(*paths: Path | None) -> None:
+    """Stop before the work where its result could not be written."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            stop(f"there is no folder {path.parent}")
 
 
 def training(factory: str, after: int = 0) -> tuple[Graph, Iterator[Batch]]:

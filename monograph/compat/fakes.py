@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monograph.compat.modes import outside_of_modes
+from monograph.compat.tensors import planned_device
 
 # What: the name of its logger, which prints whole traces. Degraded path: they are seen.
 LOGGER_OF_FAKES = "torch._subclasses.fake_tensor"
@@ -173,45 +174,50 @@ def _keep_from_cache(mode: Any) -> None:
     mode._validate_cache_key = validated
 
 
-def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
-    """A fake of a real tensor with static sizes; `with_value` gives it data for branches and missing kernels."""
+def make_fake(
+    mode: Any, tensor: torch.Tensor, *, with_value: bool = False, planned: bool = False
+) -> torch.Tensor:
+    """A fake of a real tensor with static sizes; `with_value` gives it data for branches and missing kernels.
+
+    With `planned` it is on the device that a tensor without data is planned for.
+    """
     # from_tensor would fake the base of a view too, and a gradient, with sizes that no trace knows: one that is there,
     # or one that a backward() in another thread puts there meanwhile
     with outside_of_modes(), torch._C.DisableTorchFunction():  # it may be met in the middle of a trace
         plain = tensor.data if tensor._is_view() or tensor.is_leaf else tensor
-        fake = None if plain is tensor else _fake_of_block(mode, plain, requires_grad=tensor.requires_grad)
+        whole = plain is not tensor and _is_block(plain)
+        block = whole or (planned and tensor.is_meta)
+        fake = _fake_of_block(mode, plain, requires_grad=tensor.requires_grad) if block else None
     if fake is None:
         if tensor.requires_grad and plain is not tensor:
             plain.requires_grad_(True)
         fake = mode.from_tensor(plain, static_shapes=True)
     made: torch.Tensor = fake
-    if with_value:
+    if with_value and not (planned and tensor.is_meta):
         made.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
     return made
 
 
 def _fake_of_block(mode: Any, tensor: torch.Tensor, *, requires_grad: bool) -> Any:
-    """A fake of one that is the whole of its memory, which no view could show anything else of; None for others.
+    """A fake of one that is the whole of its memory, which no view could show anything else of, or has none.
 
     What: the constructor of FakeTensor. Why: `from_tensor` describes each tensor first, for views, subclasses and
     symbolic sizes, and takes ten times as long. Degraded path: none, fakes are made so.
     """
-    if (
-        type(tensor) is not torch.Tensor
-        or tensor.layout is not torch.strided
-        or tensor.device.type == "meta"
-        or tensor.is_quantized
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or tensor.is_inference()
-        or tensor.storage_offset()
-        or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-    ):
-        return None
-    if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
-        return None
     held = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return fake_around(mode, held, tensor.device, requires_grad=requires_grad)
+    return fake_around(mode, held, planned_device(tensor.device), requires_grad=requires_grad)
+
+
+def _is_block(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+        and not tensor.storage_offset()
+        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        and (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last))
+    )
 
 
 def make_sparse_fake(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:

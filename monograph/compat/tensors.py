@@ -208,3 +208,8 @@ def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def num_elements(tensor: torch.Tensor) -> int:
     """How many elements a sparse tensor has."""
     return tensor._nnz()
+
+
+def planned_device(device: torch.device) -> torch.device:
+    """The device that a step is planned for. On meta nothing would choose kernels, nor be cast by autocast: it is the CPU."""
+    return torch.device("cpu") if device.type == "meta" else device

@@ -70,6 +70,13 @@ def at_present_sizes(program: Program) -> Program:
     return _in_numbers(sizes_written(program), int)
 
 
+def with_sizes_given(program: Program, sizes: Mapping[str, int]) -> Program:
+    """The program for these sizes alone, by the names of all that vary."""
+    return _in_numbers(
+        sizes_written(program), lambda size: int(size_of(int(size), size.expression.given(sizes)))
+    )
+
+
 def _in_numbers(program: Program, number_of: Callable[[Size], int]) -> Program:
     parts = tuple([_in_numbers(part, number_of) for part in program.parts])
     copied = program.with_parts(parts).rebuilt()

@@ -32,6 +32,14 @@ def count_text(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def bytes_text(count: int) -> str:
+    """A number of bytes in the unit that leaves few digits."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The first column to the left, numbers to the right."""
     widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]

@@ -1,4 +1,4 @@
-"""monograph show, verify, profile, replay: the commands as a user runs them."""
+"""monograph show, verify, memory, profile, replay: the commands as a user runs them."""
 
 from __future__ import annotations
 
@@ -86,6 +86,12 @@ def make_raising():
 
 def make_one():
     return Train()
+
+
+def make_planned():
+    with torch.device("meta"):
+        graph = Train()
+    return graph, [(mg.spec((6, 8), device="meta"), mg.spec((6,), torch.int64, "meta"))]
 
 
 def make_nothing():
@@ -201,3 +207,22 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_timed(script: Pat
     done = monograph("profile", f"{script}:make", "--html", str(tmp_path / "nowhere" / "page.html"))
     assert done.returncode == 2
     assert "there is no folder" in done.stderr
+
+
+@pytest.mark.parametrize("factory", ["make", "make_planned"])
+def test_what_a_step_will_hold(script: Path, tmp_path: Path, factory: str) -> None:
+    picture, numbers = tmp_path / "memory.svg", tmp_path / "memory.json"
+    done = monograph("memory", f"{script}:{factory}", "--plot", str(picture), "--json", str(numbers))
+    assert done.returncode == 0, done.stderr
+    assert "held at the peak" in done.stdout
+    assert "model.body" in done.stdout
+    found = json.loads(numbers.read_text())
+    assert found["total_bytes"] == sum(item["nbytes"] for item in found["holders"])
+    assert picture.read_text().startswith("<svg")
+
+
+def test_where_a_picture_cannot_be_is_said_before_the_work(script: Path, tmp_path: Path) -> None:
+    done = monograph("memory", f"{script}:make", "--plot", str(tmp_path / "nowhere" / "memory.svg"))
+    assert (done.returncode, "there is no folder" in done.stderr) == (2, True)
+    done = monograph("memory", f"{script}:make", "--plot", str(tmp_path / "memory.pdf"))
+    assert (done.returncode, "SVG or PNG" in done.stderr) == (2, True)

@@ -33,7 +33,7 @@ NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "tools"}
 GROUND_FLOOR = {"compat", "errors", "layout", "settings", "sizes", "user_code"}
 PRIVATE_TORCH = "compat/"
 # in the methods that only look at a graph or at its state, and for a second process: training does without
-IMPORT_LATE = {"graph.py", "internals/upgrades.py"}
+IMPORT_LATE = {"graph.py", "inspected.py", "internals/upgrades.py"}
 KNOW_BACKENDS = ("backends/", "settings.py")
 
 # Names of our own that torch's classes have too, and the files that ask others than `self` for them, or set them in a

@@ -78,6 +78,8 @@ MEMBERS = {
     "is_compiled",
     "load_state_dict",
     "many",
+    "max_batch",
+    "memory",
     "name",
     "probes",
     "profile",

@@ -84,6 +84,7 @@ def test_memory_profile_passes_and_explain(page: Any, small: Path) -> None:
     box = page.locator("#panel-memory svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert "KiB" in page.text_content("#panel-memory svg text")
+    assert "parameters" in page.text_content("#panel-memory table")
     page.click("#tab-profile")
     assert page.locator("#panel-profile rect").count() > 5
     page.click("#panel-profile tr:nth-child(2)")

@@ -27,7 +27,10 @@ def test_a_page_holds_the_step(tmp_path: Path) -> None:
     file = data["files"][[item["path"] for item in data["files"]].index(faults.__file__)]
     assert file["lines"][line_of("gate") - 1].endswith("# gate")
     assert len(data["profile"]["seconds"]) == len(data["nodes"])
-    assert data["peak"] == max(running for _, running in data["memory"])
+    memory, report = data["memory"], step.memory(*batch())
+    assert max(running for _, running, _ in memory["points"]) == report.peak_bytes
+    assert sum(count for _, count in memory["kinds"]) == report.total_bytes
+    assert memory["held"] + report.peak_bytes == report.total_bytes
     with pytest.raises(mg.DefinitionError, match="HTML"):
         step.to_html(tmp_path / "page.txt")
 

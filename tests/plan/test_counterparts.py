@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from monograph.plan import counterparts
+from monograph.plan.updates import counterparts
 from monograph.plan.updates.counterparts import Kind, NumberTensors, op_in_place, op_on_lists
 from tests.support import assert_same
 

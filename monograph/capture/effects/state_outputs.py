@@ -10,6 +10,7 @@ import torch
 
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.tensors import planned_device
 from monograph.ir.graph_signature import Copy, Fixed, Target
 
 
@@ -25,7 +26,8 @@ class StateOutput:
 
 def fits(value: torch.Tensor, real: torch.Tensor) -> bool:
     """True if `value` can be copied into `real` as it is."""
-    return value.shape == real.shape and value.dtype == real.dtype and value.device == real.device
+    device = planned_device(real.device)
+    return value.shape == real.shape and value.dtype == real.dtype and value.device == device
 
 
 def take_own_memory(

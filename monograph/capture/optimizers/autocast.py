@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from monograph.compat.tensors import planned_device
 from monograph.settings import Settings
 from monograph.state.find import Owned
 
@@ -16,8 +17,8 @@ class Casting:
 
     def __init__(self, owned: Owned, settings: Settings) -> None:
         self._dtype = settings.amp
-        modules = owned.modules.values()
-        devices = {p.device.type for module in modules for p in module.parameters()} if self._dtype else set()
+        modules = owned.modules.values() if self._dtype else ()
+        devices = {planned_device(p.device).type for module in modules for p in module.parameters()}
         self._devices = sorted(devices or {"cpu"}) if self._dtype else []
 
     @contextmanager

@@ -106,9 +106,9 @@ def _entry_of(value: Any, parameter: torch.Tensor) -> _Entry | None:
     like_parameter = bool(value.dim()) and value.shape == parameter.shape
     if not (like_parameter and value.stride() == parameter.stride()) and value.dim():
         return None
-    number = value.flatten()[0].item()
+    number = 0.0 if value.is_meta else value.flatten()[0].item()  # without data any will do
     like = torch.full_like(value, number)
-    if not torch.equal(value, like) or not torch.equal(value.signbit(), like.signbit()):
+    if not value.is_meta and not (torch.equal(value, like) and torch.equal(value.signbit(), like.signbit())):
         return None
     return _entry_with(
         number, torch.Tensor, dtype=value.dtype, device=value.device, like_parameter=like_parameter
@@ -127,8 +127,6 @@ def _kind_of(group: dict[str, Any], parameter: torch.Tensor) -> tuple[Any, ...] 
     if type(parameter) not in (nn.Parameter, torch.Tensor) or parameter.layout is not torch.strided:
         return None
     if not parameter.numel() or not parameter.is_contiguous() or parameter.dtype not in _FLOATS:
-        return None
-    if parameter.device.type == "meta":
         return None
     return id(group), parameter.dtype, parameter.device, parameter.dim()
 

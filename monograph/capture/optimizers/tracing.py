@@ -253,7 +253,8 @@ def _copied(value: Any) -> Any:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b))
+        alike = a.dtype == b.dtype and a.shape == b.shape and a.device == b.device
+        return alike and (a.is_meta or bool(torch.equal(a, b)))  # without data there is no more to compare
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)) and type(a) is type(b):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import fx
 
@@ -27,6 +29,7 @@ def lift_free_tensors(
         if item.real is not None
     }
     known |= {id(item.fake): node for item, node in zip(inputs.items, placeholders, strict=True)}
+    made = partial(make_fake, inputs.mode, with_value=with_values, planned=inputs.without_data)
     literals, found = literals_of(recorded), dict[int, torch.Tensor]()
     labels = {
         id(value): f"{entered.label}.{name}"
@@ -37,7 +40,7 @@ def lift_free_tensors(
     for tensor in lift_constants(recorded, known):
         real = inputs.free.get(id(tensor), tensor)
         faked = is_fake(tensor)
-        fake = tensor if faked else make_fake(inputs.mode, real, with_value=with_values)
+        fake = tensor if faked else made(real)
         if id(tensor) in literals:
             found[len(inputs.items)] = tensor
         path = labels.pop(id(real), str(len(inputs.items)))

@@ -90,7 +90,8 @@ class StepInputs:
                         f"{owner} and {name} have one tensor as their gradient",
                         hint="give each parameter a gradient of its own, or none",
                     )
-                fake = make_fake(self.inputs.mode, parameter.grad.detach())
+                planned = self.inputs.without_data
+                fake = make_fake(self.inputs.mode, parameter.grad.detach(), planned=planned)
                 path = gradient_path(name)
                 self.inputs.add(fake, Role.GRAD, path, HeldGradient(parameter))
                 pairs.append((self.inputs.fake(parameter), fake))

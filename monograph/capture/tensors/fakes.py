@@ -14,7 +14,7 @@ from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
 from monograph.compat.fakes import bind_fake, is_fake, make_fake, mark_parameter
-from monograph.compat.tensors import is_transformed
+from monograph.compat.tensors import is_transformed, planned_device
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, Spec, TensorKey
 from monograph.ir.call.sparse import PARTS, form_of, is_sparse
@@ -86,6 +86,7 @@ class Inputs:
     )  # what arguments were compared with by `is`
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
+    without_data: bool = False  # state or arguments are on the device meta
     free: dict[int, torch.Tensor] = field(
         default_factory=dict
     )  # id of the fake of a free tensor → the tensor
@@ -150,6 +151,7 @@ class Inputs:
     def add_state(self, slot: Slot) -> None:
         """A state tensor; one that is tied to an earlier slot has its fake already."""
         real = slot.tensor
+        self.without_data |= real.is_meta
         if is_sparse(real):
             self._add_parts(slot.role, slot.path, real)
         elif id(real) not in self.by_real:
@@ -158,7 +160,8 @@ class Inputs:
 
     def _fake(self, real: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
         leaf = real if real.is_leaf else real.detach()
-        fake = make_fake(self.mode, leaf, with_value=with_value or self.with_values)
+        with_value = with_value or self.with_values
+        fake = make_fake(self.mode, leaf, with_value=with_value, planned=self.without_data)
         if isinstance(real, nn.Parameter):
             mark_parameter(fake)
         _hand_attributes_on(real, fake)
@@ -187,7 +190,9 @@ class Inputs:
         dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
         layout = torch.preserve_format if dense else torch.contiguous_format
         with self.mode:
-            return torch.empty_like(make_fake(self.mode, real.detach()), memory_format=layout)
+            return torch.empty_like(
+                make_fake(self.mode, real.detach(), planned=self.without_data), memory_format=layout
+            )
 
     def add_number(self, number: Number, role: Role, path: str) -> Any:
         """A number that Python reads before each step; gives its symbol."""
@@ -207,6 +212,7 @@ class Inputs:
             if call.keys[index] is int or (type(leaf) is float and math.isfinite(leaf)):
                 leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
             elif isinstance(leaf, torch.Tensor):
+                self.without_data |= leaf.is_meta
                 if id(leaf) not in self.by_real:
                     form = _form(call, index)
                     fake = self._varying_fake(leaf, form) if varies(form.shape) else self._fake(leaf)
@@ -225,8 +231,9 @@ class Inputs:
         shape, stride = (
             [size_number(self.moving, size) for size in sizes] for sizes in (key.shape, key.stride)
         )
+        self.without_data |= key.device.type == "meta"
         with self.mode:
-            return torch.empty_strided(shape, stride, dtype=key.dtype, device=key.device)
+            return torch.empty_strided(shape, stride, dtype=key.dtype, device=planned_device(key.device))
 
     def _varying_fake(self, real: torch.Tensor, key: TensorKey) -> torch.Tensor:
         """The fake of an argument with sizes that vary."""

@@ -253,7 +253,8 @@ class _Known(Mapping[fx.Node, Any]):
             value = self._leaves[item.source.index]
         elif is_moving(item.fake):
             value = value_of(item.fake)
-        return UNKNOWN if isinstance(value, Spec) else value
+        has_data = not (isinstance(value, Spec) or (isinstance(value, torch.Tensor) and value.is_meta))
+        return value if has_data else UNKNOWN
 
     def __getitem__(self, node: fx.Node) -> Any:
         if (value := self._value(node)) is UNKNOWN:

@@ -1,4 +1,4 @@
 """Pages and drawings of a build: HTML, SVG and DOT.
 
-In: builds. Out: files. Imports `compiler`, `inspect`, `ir`, `passes/inductor`, `plan`.
+In: builds. Out: files. Imports `compiler`, `inspect`, `inspect/memory`, `ir`, `passes/inductor`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import linecache
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.diff import diff_text
+from monograph.inspect.memory.reading import memory_report
 from monograph.inspect.profile import Profile
 from monograph.ir.meta import compute_nodes, labels, origin, value
 from monograph.ir.printer import call_text
+from monograph.ir.text import bytes_text
 from monograph.passes.inductor.inline_parts import inline_parts
-from monograph.plan.plan import make_plan
 
 _OPEN_LEVELS = 2
 _LONGEST_FILE = 20_000  # lines of a source file that are kept
@@ -48,16 +49,22 @@ def _data(name: str, build: Build, explained: str, profile: Profile | None) -> d
             node.name, call_text(node), _made(value(node)), place.phase, place.module, number, place.line,
             list(labels(node)),
         ])  # fmt: skip
-    memory = make_plan(program).memory
+    memory = memory_report(name, build)
     data = {
         "name": name,
         "about": f"build {build.number} on {build.backend}: {build.reason}; as captured, {len(nodes)} ops",
         "nodes": nodes,
         "files": [{"path": file, "lines": _lines(file)} for file in numbers],
-        "memory": [[moment.node, moment.running_bytes] for moment in memory.timeline],
-        "peak": memory.peak_bytes,
-        "peakNode": memory.peak_node,
-        "state": memory.state_bytes,
+        "memory": {
+            "about": str(memory).partition("\n\n")[0],
+            "points": [[point.op, point.running_bytes, str(point.where)] for point in memory.timeline],
+            "held": memory.state_bytes + memory.argument_bytes,
+            "kinds": list(memory.by_kind().items()),
+            "modules": [
+                [module or "build()", sum(kinds.values()), _kinds_text(kinds)]
+                for module, kinds in memory.by_module().items()
+            ],
+        },
         "passes": [[after.name, diff_text(build.stages, after.name)] for _, after in pairwise(build.stages)],
         "explain": explained,
         "profile": None,
@@ -84,6 +91,12 @@ def _made(described: Any) -> str:
     if isinstance(described, tuple):
         return f"({', '.join(map(_made, described))})"
     return str(described or "")
+
+
+def _kinds_text(kinds: Mapping[str, int]) -> str:
+    """What a module holds, the most first."""
+    ordered = sorted(kinds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {bytes_text(nbytes)}" for kind, nbytes in ordered)
 
 
 def tree_html(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monograph.compiler import Build
-from monograph.ir.text import shortened, table
+from monograph.ir.text import bytes_text, shortened, table
 
 _COLUMNS = ("build", "steps", "capture", "compile", "memory")
 
@@ -27,11 +27,3 @@ def _row(build: Build) -> tuple[str, ...]:
     compiled = max(build.seconds - captured, 0.0)
     memory = bytes_text(build.memory.peak_bytes)
     return str(build.number), str(build.executor.steps), f"{captured:.2f} s", f"{compiled:.2f} s", memory
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes in the unit that leaves few digits."""
-    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,128 @@
+"""Who holds memory at the peak of a step, summed by kind, module and phase."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from monograph.ir.meta import compute_nodes, metas, origin, value
+from monograph.ir.port import GRADIENTS, Role
+from monograph.ir.program import Program
+from monograph.plan.alias import Shown
+from monograph.plan.lifetime import lifetimes
+from monograph.plan.memory import Holder, MemoryPlan
+from monograph.plan.plan import Plan
+
+_GIVEN: Final = {
+    Role.USER: "arguments",
+    Role.PARAM: "parameters",
+    Role.BUFFER: "buffers",
+    Role.OPTIM: "optimizer state",
+    Role.GRAD: "gradients",
+    Role.EMA: "averages",
+}
+_OTHER_STATE: Final = "other state"
+_MADE: Final = {"result": "results", "state": "new state", "inside": "workspace", "temporary": "temporaries"}
+GIVEN: Final = (*_GIVEN.values(), _OTHER_STATE)  # the kinds of what the caller holds, during the whole step
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Tensors of one kind that are held at the peak.
+
+    `module` is the one that they belong to, or that makes them; `phase` is where they are made, empty for what the caller
+    holds during the whole step.
+    """
+
+    kind: str
+    module: str
+    phase: str
+    nbytes: int
+    tensors: int
+
+
+def holders(plan: Plan, memory: MemoryPlan) -> tuple[Holding, ...]:
+    """What is held while the node of the peak runs, the largest first: all of state and arguments, and what the step made."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for kind, module, phase, nbytes in (*_given(plan.program), *_made(plan, memory.holders)):
+        if nbytes:
+            found.setdefault((kind, module, phase), []).append(nbytes)
+    summed = [Holding(*key, sum(sizes), len(sizes)) for key, sizes in found.items()]
+    return tuple(sorted(summed, key=lambda item: (-item.nbytes, item.kind, item.module, item.phase)))
+
+
+def _given(program: Program) -> Iterator[tuple[str, str, str, int]]:
+    nodes = program.graph.find_nodes(op="placeholder")
+    for port, node in zip(program.inputs, nodes, strict=True):
+        nbytes = sum(meta.extent for meta in metas(value(node)))
+        module = "" if port.role is Role.USER else _module_of(port.path)
+        yield _GIVEN.get(port.role, _OTHER_STATE), module, "", nbytes
+
+
+def _made(plan: Plan, held: Iterable[Holder]) -> Iterator[tuple[str, str, str, int]]:
+    """What the step made; of what a subgraph holds while it runs, what that made."""
+    makers, parts = _Makers(plan), {part.program.name: part for part in plan.parts}
+    for item in held:
+        part = parts.get(makers.calls.get(item.node, ""))
+        if item.kind == "inside" and part is not None and item.nbytes == part.memory.peak_bytes:
+            yield from _made(part, part.memory.holders)
+            continue
+        path = makers.path(item)
+        module = _module_of(path) if path else item.origin.module
+        yield makers.kind(item, path), module, makers.phases.get(item.node, item.origin.phase), item.nbytes
+
+
+class _Makers:
+    """The nodes of a plan: in which phase each runs, in which phase what it makes is read last, and what state that is.
+
+    What one node makes is distinguished by its bytes: where these are the same, so is all that counts here.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        nodes = plan.program.graph.nodes
+        self.calls = {node.name: str(node.target) for node in nodes if node.op == "call_module"}
+        of_parts = {part.program.name: _phase_of(part.program) for part in plan.parts}
+        self.phases = {node.name: origin(node).phase or of_parts.get(str(node.target), "") for node in nodes}
+        self._last: dict[tuple[str, int], str] = {}
+        for storage, life in lifetimes(plan.program.graph, plan.aliases).items():
+            self._last.setdefault((storage.maker, storage.nbytes), self.phases.get(life.last_read, ""))
+        self._paths: dict[tuple[str, int], list[str]] = {}
+        for port, form in zip(plan.program.outputs, plan.aliases.outputs, strict=True):
+            if isinstance(form, Shown) and port.role in (Role.STATE, Role.GRAD):
+                for storage in form.certain:
+                    self._paths.setdefault((storage.maker, storage.nbytes), []).append(port.path)
+
+    def path(self, item: Holder) -> str:
+        """The state that a holder is the new value of; each is named once."""
+        paths = self._paths.get((item.node, item.nbytes))
+        return paths.pop(0) if paths else ""
+
+    def kind(self, item: Holder, path: str) -> str:
+        """What a holder is to the user."""
+        if path.startswith(GRADIENTS):
+            return "gradients"
+        if item.kind != "temporary":
+            return _MADE.get(item.kind, item.kind)
+        made, read = self.phases.get(item.node, ""), self._last.get((item.node, item.nbytes), "")
+        if made != "update" and read == "update":
+            return "gradients"
+        return "activations" if (made, read) == ("forward", "backward") else _MADE["temporary"]
+
+
+def _phase_of(program: Program) -> str:
+    """The phase of most of its ops."""
+    phases = Counter(origin(node).phase for node in compute_nodes(program.graph))
+    return max(phases, key=phases.__getitem__, default="")
+
+
+def _module_of(path: str) -> str:
+    """`optimizer.0/model.fc.weight/exp_avg` -> `model.fc`, `ema/model/fc.weight` -> `model.fc`"""
+    owner, *rest = path.split("/")
+    match owner, rest:
+        case "ema", [module, name]:
+            return f"{module}.{name}".rpartition(".")[0]
+        case _, [parameter, *_]:
+            return parameter.rpartition(".")[0]
+    return path.rpartition(".")[0]

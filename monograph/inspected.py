@@ -1,0 +1,151 @@
+"""The methods of a Graph that look at it and change nothing. What they do is in other files; here they forward to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from monograph.call import build_of_call
+from monograph.inspect.diff import diff_text
+from monograph.inspect.printed.text import explain_text, stage_text
+from monograph.internals.internals import internals_of
+from monograph.ir.text import Text
+
+if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
+    from monograph.inspect.memory.report import MemoryReport
+    from monograph.inspect.nonfinite import NonfiniteReport
+    from monograph.inspect.profile import Profile
+    from monograph.inspect.replay import Replay
+    from monograph.numerics.verify import VerifyReport
+
+
+def show(self: Any, stage: str = "final") -> Text:
+    """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
+    return stage_text(internals_of(self).newest(), stage)
+
+
+def diff(self: Any, pass_name: str) -> Text:
+    """What a pass changed in the newest build's program, as a unified diff; empty if it changed nothing."""
+    return Text(diff_text(internals_of(self).newest().stages, pass_name))
+
+
+def explain(self: Any) -> Text:
+    """Why each build exists, its steps, seconds and bytes, what its passes did, and what it depends on."""
+    inside = internals_of(self)
+    settings = inside.registry.config.lines()
+    return explain_text(inside.name, inside.builds, inside.cache.num_dropped, settings)
+
+
+def verify(
+    self: Any, *args: Any, steps: int = 1, against: Literal["eager", "float64"] = "eager", **kwargs: Any
+) -> VerifyReport:
+    """Run the step eagerly and as the graph, from the present state and random numbers, and compare all of it.
+
+    On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
+    are compared by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
+    first op that differs, with the user's line and the pass or kernels that made it. Nothing is changed. Raises
+    DefinitionError for an unknown comparison.
+
+    >>> import monograph as mg
+    >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok
+    True
+    """
+    from monograph.numerics.verify import verify
+
+    return verify(self, args, kwargs, steps=steps, against=against)
+
+
+def replay(self: Any, *args: Any, **kwargs: Any) -> Replay:
+    """The step to walk through, op by op, forwards and back: breakpoints by module or line, values of any node.
+
+    It runs on copies, and nothing changes. Of a compiled build it is the same step before compilation.
+
+    >>> import monograph as mg
+    >>> walk = mg.trace(lambda x: x * 2).replay(torch.ones(2))
+    >>> walk.run()
+    >>> walk.value("mul")
+    tensor([2., 2.])
+    """
+    from monograph.numerics.looks import replay
+
+    return replay(self, args, kwargs)
+
+
+def find_nonfinite(self: Any, *args: Any, **kwargs: Any) -> NonfiniteReport:
+    """The first op of this step that makes a NaN or an infinity which reaches a result or the new state.
+
+    It runs on copies, op by op; nothing changes. If that is finite, the backend's kernels are asked.
+
+    >>> import monograph as mg
+    >>> mg.trace(torch.sqrt).find_nonfinite(torch.tensor([-1.0])).found.kind
+    'NaN'
+    """
+    from monograph.numerics.looks import find_nonfinite
+
+    return find_nonfinite(self, args, kwargs)
+
+
+def profile(self: Any, *args: Any, **kwargs: Any) -> Profile:
+    """How long each op of this step takes, summed by op, module and phase, and how near that is to the roofline.
+
+    Ops are timed one by one on copies, as captured, and the step as built as a whole; nothing changes. `str()` of
+    the result is a table; its `trace(path)` is for chrome://tracing and Perfetto.
+
+    >>> import monograph as mg
+    >>> mg.trace(lambda x: x * 2).profile(torch.ones(2)).ops[0].op
+    'mul.Tensor'
+    """
+    from monograph.numerics.looks import profile
+
+    return profile(self, args, kwargs)
+
+
+def memory(self: Any, *args: Any, **kwargs: Any) -> MemoryReport:
+    """The bytes that this step will hold, and who holds them where they are most. Nothing runs, and nothing is changed.
+
+    Arguments are tensors or specs, as `compile` takes them; a build is made if there is none for them. On the device
+    `meta` a model needs no memory to be planned. `str()` of the result is a table, `plot(path)` draws the curve over
+    the step.
+
+    >>> import monograph as mg
+    >>> mg.trace(lambda x: (x * 2).sum()).memory(mg.spec((1024,))).peak_bytes
+    4100
+    """
+    from monograph.inspect.memory.reading import memory_report
+
+    build, call = build_of_call(self, args, kwargs)
+    return memory_report(internals_of(self).name, build, build.executor.bind(call.leaves))
+
+
+def max_batch(self: Any, *args: Any, memory: float, **kwargs: Any) -> int:
+    """The largest batch whose step holds no more than `memory` bytes: state, arguments, and what the step makes.
+
+    The batch is the first dimension of the arguments, of all in which it is as long as in the first of them; or the one
+    size that is an `mg.Dim`, within its range. Nothing runs, and no build is made: the step is planned, at the answer and at
+    one more for certain. Raises PlanError if not even the smallest batch fits, and says what that holds.
+
+    >>> import monograph as mg
+    >>> mg.trace(lambda x: (x * 2).sum()).max_batch(mg.spec((1, 256)), memory=2**20)
+    511
+    """
+    from monograph.internals.largest_batch import largest_batch
+
+    return largest_batch(internals_of(self), args, kwargs, memory)
+
+
+def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> None:
+    """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
+
+    `profile` is what `graph.profile(*inputs)` gave, for times and a flame graph. Raises DefinitionError without a
+    build, or if `path` does not end in .html.
+    """
+    from monograph.inspect.pages.html import write_html
+
+    write_html(path, internals_of(self).name, internals_of(self).newest(), self.explain(), profile)
+
+
+def draw(self: Any, path: str | Path, *, module: str | None = None) -> None:
+    """Draw the newest build as captured, or a module of it, as .dot or .svg. Raises DefinitionError if it has no ops."""
+    from monograph.inspect.pages.draw import draw
+
+    draw(path, internals_of(self).newest().stages[0].program, module)
