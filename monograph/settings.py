@@ -77,6 +77,7 @@ class Settings:
     compress_memory: bool = (
         False  # compute again what makes the peak small, for up to a third of the time of a step
     )
+    checkpointed: tuple[str, ...] = ()  # the paths of modules that backward computes again
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
     keep: str | None = field(default=None, compare=False)  # which of them stay: KEPT; None: no more are made
     dynamic: bool = field(default=True, compare=False)  # sizes vary by themselves from the second one on
@@ -144,9 +145,11 @@ def shown_setting(setting: Any) -> str:
     return repr(setting)
 
 
-def _shown_item(item: tuple[Any, Any] | DynamicSize) -> str:
+def _shown_item(item: tuple[Any, Any] | DynamicSize | str) -> str:
     """A pass that was switched, one of the user's with its place, a size, or buckets."""
     match item:
+        case str(path):
+            return path
         case DynamicSize():
             return repr(item)
         case str(name), bool(mode):

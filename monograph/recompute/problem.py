@@ -73,7 +73,8 @@ class Problem:
 
     Storages have numbers. Those of inputs, and of new state, take no bytes of the program. A storage is held from
     `births` to `ends`, the position of its last reader. `readers` has for each the positions of its readers, in order, with
-    the units that these are, or -1; `unit_of` the unit that drops it, or -1. `inside` are bytes that the op at a position
+    the units that these are, or -1; `unit_of` the unit that drops it, or -1. `forced` are the units that are dropped in any
+    case: those in regions of activation checkpointing, but for what forward reads outside of its region. `inside` are bytes that the op at a position
     holds while it runs, besides what it makes.
     """
 
@@ -84,6 +85,7 @@ class Problem:
     ends: Numbers
     readers: tuple[tuple[tuple[int, int], ...], ...]
     unit_of: tuple[int, ...]
+    forced: frozenset[int]
     renewed: tuple[Renewed, ...]
     renewed_nbytes: Mapping[int, int]
     inside: Mapping[int, int]
@@ -152,13 +154,20 @@ class _Reading:
             for item in unit.dropped:
                 unit_of[item] = index
         readers: list[list[tuple[int, int]]] = [[] for _ in self.number]
-        late = [steps + 1] * len(units)
+        late, forced = (
+            [steps + 1] * len(units),
+            {i for i, unit in enumerate(units) if origin(unit.node).region},
+        )
         for position, node in enumerate(self.nodes):
-            is_late = origin(node).phase != _FORWARD
+            place = origin(node)
             for item in reads[node]:
                 readers[item].append((position, own.get(node, -1)))
-                if is_late and unit_of[item] >= 0:
-                    late[unit_of[item]] = min(late[unit_of[item]], position)
+                if (index := unit_of[item]) < 0:
+                    continue
+                if place.phase != _FORWARD:
+                    late[index] = min(late[index], position)
+                elif place.region != origin(units[index].node).region:
+                    forced.discard(index)
         for item in leaving:
             readers[item].append((steps, -1))
         ends = [found[-1][0] if found else int(self.births[item]) for item, found in enumerate(readers)]
@@ -173,6 +182,7 @@ class _Reading:
             np.maximum(np.array(ends, np.int64), self.births),
             tuple(map(tuple, readers)),
             tuple(unit_of),
+            frozenset(forced),
             renewed,
             held,
             dict(self._held_inside()),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from monograph.errors import PlanError
-from monograph.ir.meta import compute_nodes
+from monograph.ir.meta import compute_nodes, origin
 from monograph.ir.program import Program
 from monograph.passes.run import OnWhole, Pass
 from monograph.recompute.cost import seconds_of
@@ -22,14 +23,19 @@ COMPRESSED: Final = 1 / 3  # of the time of the step, which `compress_memory` ma
 def recompute_passes(program: Program, settings: Settings) -> tuple[Pass, ...]:
     """The pass for these settings, if there is something to do for it in what was captured."""
     share = COMPRESSED if settings.compress_memory else None
-    if settings.memory_budget is None and share is None:
+    if (
+        settings.memory_budget is None
+        and share is None
+        and not any(origin(node).region for node in program.ops())
+    ):
         return ()
     return (OnWhole(Recompute(settings.memory_budget, share)),)
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """Drops values of forward and computes them again in backward: up to a budget, in as little time as possible.
+    """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, and more
+    where a budget of memory asks for it, in as little time as possible.
 
     With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget. What is computed
     again has the same bits: random numbers are drawn once and kept. Raises PlanError if the budget cannot be held.
@@ -78,7 +84,9 @@ class _Step:
         }
         program = self.program.with_parts(tuple(parts.values()))
         problem = problem_of(program, {name: peak_of(part) for name, part in parts.items()})
-        curve = curve_of(problem, seconds_of(unit.node for unit in problem.units))
+        if limit is None and free_share is None:
+            return rewritten(program, problem.units, _held(problem, problem.forced).again)
+        curve = curve_of(problem, seconds_of(unit.node for unit in problem.units), problem.forced)
         chosen = curve.schedules[0]
         if free_share is not None:
             chosen = curve.free(free_share * sum(seconds_of(compute_nodes(program.graph))))
@@ -98,8 +106,8 @@ class _Step:
         return found
 
 
-def _held(problem: Problem) -> Schedule:
-    return Scheduler(problem, [0.0] * len(problem.units)).schedule(())
+def _held(problem: Problem, dropped: Collection[int] = ()) -> Schedule:
+    return Scheduler(problem, [0.0] * len(problem.units)).schedule(dropped)
 
 
 def _fitting(curve: Curve, limit: int, held: int) -> Schedule:
