@@ -12,8 +12,15 @@ import numpy as np
 import torch
 from torch import fx
 
-from monograph.compat.ops import OpOverload, aliased_arguments, packet_name
-from monograph.ir.meta import metas, origin, value
+from monograph.compat.ops import (
+    OpOverload,
+    aliased_arguments,
+    is_custom,
+    is_random,
+    named_arguments,
+    packet_name,
+)
+from monograph.ir.meta import origin
 from monograph.ir.program import Program
 from monograph.passes.effects import is_pure
 from monograph.plan.alias import Aliases, Shown, aliases
@@ -47,7 +54,8 @@ class Unit:
 
     `own` are the storages that it makes, `dropped` those of them that do not leave the program, `reads` those that it
     reads; `items` are the nodes that take single results out of several, of those that are dropped. `late` is when backward
-    reads what is dropped for the first time; after the last op if it does not.
+    reads what is dropped for the first time; after the last op if it does not. One that `stays` runs in forward even if only
+    backward needs it.
     """
 
     node: fx.Node
@@ -57,6 +65,7 @@ class Unit:
     reads: tuple[int, ...]
     items: tuple[fx.Node, ...]
     late: int
+    stays: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +212,7 @@ class _Reading:
     def _can_run_again(self, node: fx.Node, leaving: Iterable[int]) -> bool:
         if origin(node).phase != _FORWARD or not isinstance(node.target, OpOverload):
             return False
-        if not is_pure(node) or aliased_arguments(node.target) is None:
+        if not (is_pure(node) or _draws_nothing(node)) or aliased_arguments(node.target) is None:
             return False
         if packet_name(node.target) in _NEVER_AGAIN or _MARK in node.target.tags:
             return False
@@ -217,7 +226,7 @@ class _Reading:
             if item.target is getitem and not any(shown in leaving for shown in self._shown(item))
         ]
         dropped = tuple(item for item in own if item not in leaving)
-        return Unit(node, position, own, dropped, reads, tuple(items), 0)
+        return Unit(node, position, own, dropped, reads, tuple(items), 0, stays=not is_pure(node))
 
     def _renewed(self) -> Iterator[Renewed]:
         for index, place in in_place(self.program, self.memory).items():
@@ -236,6 +245,7 @@ class _Reading:
                     yield position, held - made
 
 
-def bytes_made(node: fx.Node) -> int:
-    """The bytes of the tensors that a node makes."""
-    return sum(item.nbytes for item in metas(value(node)))
+def _draws_nothing(node: fx.Node) -> bool:
+    """True for attention that drops nothing: its op is marked as random."""
+    rate = named_arguments(node.target, node.args, node.kwargs).get("dropout_p")
+    return is_random(node.target) and not is_custom(node.target) and rate == 0.0

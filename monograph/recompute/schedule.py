@@ -144,7 +144,7 @@ class _Decided:
                 other = unit_of[item]
                 if other >= 0 and wanted[other] > place:
                     wanted[other] = place
-            used = len(unit.own) > len(unit.dropped)
+            used = unit.stays or len(unit.own) > len(unit.dropped)
             for item in unit.dropped:
                 end = unit.position
                 for position, reader in problem.readers[item]:

@@ -18,6 +18,8 @@ _LEVELS: Final = 64  # at least; the target goes down by such a share of the who
 _FINEST: Final = 4_000
 _TRIES: Final = 4_000  # of exchanges, in units of what they go through
 _TOGETHER: Final = 12  # moves that are made at once
+_PUT_BACK: Final = 200  # units that are looked at, at most, whether they need not be dropped
+_FAILURES: Final = 40  # moves that are tried in vain before a target is given up
 
 
 @dataclass(frozen=True)
@@ -102,30 +104,33 @@ class _Search:
         failed: set[tuple[int, ...]] = set()
         while now.peak > target:
             excess, above = Excess(now.held, target), _above(now, target)
-            ranked = moves(self.problem, self.seconds, now, excess, failed)
+            ranked = moves(self.problem, self.seconds, now, excess, failed) if len(failed) < _FAILURES else ()
             batch = _batch((move for move in ranked if without not in move.units), excess)
-            better = next(self._better(now, batch, target, above, failed), None)
-            if better is None and not batch:
-                better = next(self._with_less(now, target, above), None)
-                if better is None:
-                    return None
-            now = better or now
+            better = next(self._better(now, batch, target, above), None)
+            if better is not None:
+                now = better
+            elif batch:
+                failed.add(batch[0].units)
+            elif (better := next(self._with_less(now, target, above), None)) is not None:
+                now = better
+            else:
+                return None
         return now
 
-    def _better(
-        self, now: Schedule, batch: Sequence[Move], target: int, above: int, failed: set[tuple[int, ...]]
-    ) -> Iterator[Schedule]:
-        """With all of these moves, or with one of them."""
-        for chosen in (batch, *([move] for move in batch)) if batch else ():
-            found = self.scheduler.schedule(now.dropped.union(*(move.units for move in chosen)))
+    def _better(self, now: Schedule, batch: Sequence[Move], target: int, above: int) -> Iterator[Schedule]:
+        """With all of these moves, or with the best of them."""
+        count = len(batch)
+        while count:
+            found = self.scheduler.schedule(now.dropped.union(*(move.units for move in batch[:count])))
             if _above(found, target) < above:
                 yield found
-            elif len(chosen) == 1:
-                failed.add(chosen[0].units)
+            count //= 2
 
     def _with_less(self, now: Schedule, target: int, above: int) -> Iterator[Schedule]:
         """With a unit that is held: what would run again for it, early in backward, holds more."""
-        for _, index in now.again:
+        most = max(range(len(now.held)), key=now.held.__getitem__)
+        inside = [index for rank, (place, index) in enumerate(now.again) if place + rank <= most]
+        for index in inside[-_FAILURES:]:
             if index not in self.base:
                 found = self.scheduler.schedule(now.dropped - {index})
                 if _above(found, target) < above:
@@ -147,9 +152,13 @@ class _Search:
         """Keep what need not be dropped for this target, the most expensive first."""
         if len(now.again) < len(now.dropped):  # what is dropped in vain
             now = self.scheduler.schedule(self.base.union(index for _, index in now.again))
+        left = _PUT_BACK
         for index in self._by_cost:
             if index not in now.dropped or index in self.base or not self._has_room(now, index, target):
                 continue
+            if not left:
+                break
+            left -= 1
             other = self.scheduler.schedule(now.dropped - {index})
             if other.peak <= target and other.seconds <= now.seconds:
                 now = other
