@@ -134,8 +134,9 @@ class GraphConfig:
         """Hold a step to so many bytes above its parameters, optimizer state and arguments; None takes the budget away.
 
         "0.5x" is half of what the step holds at its peak by itself. Backward computes again what does not fit, at the least
-        predicted time; on `aten` with the same bits. The next call makes a build, and raises PlanError, with the fewest bytes
-        that are possible, if that cannot be. Raises ConfigError for what is no number of bytes and no share.
+        predicted time; on `aten` with the same bits. `inductor` compiles the same ops, but in an order of its own, and may hold
+        more. The next call makes a build, and raises PlanError, with the fewest bytes that are possible, if that cannot be.
+        Raises ConfigError for what is no number of bytes and no share.
 
         >>> config = GraphConfig()
         >>> config.set_memory_budget("0.5x")

@@ -19,6 +19,7 @@ from monograph.compat.ops import (
     is_random,
     named_arguments,
     packet_name,
+    schema_arguments,
 )
 from monograph.ir.meta import origin
 from monograph.ir.program import Program
@@ -247,5 +248,8 @@ class _Reading:
 
 def _draws_nothing(node: fx.Node) -> bool:
     """True for attention that drops nothing: its op is marked as random."""
-    rate = named_arguments(node.target, node.args, node.kwargs).get("dropout_p")
-    return is_random(node.target) and not is_custom(node.target) and rate == 0.0
+    if not is_random(node.target) or is_custom(node.target):
+        return False
+    given = {item.name: item.default for item in schema_arguments(node.target)}
+    given |= named_arguments(node.target, node.args, node.kwargs)
+    return given.get("dropout_p") == 0.0

@@ -104,7 +104,7 @@ def assert_near_the_best(count: int) -> None:
 
 
 def test_the_search_is_near_the_best_choice():
-    assert_near_the_best(60)
+    assert_near_the_best(30)
 
 
 @pytest.mark.long
