@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from monograph.compat.modules import submodules_of
+from monograph.errors import DefinitionError
+
+
+class Holder(Protocol):
+    """What holds blocks: it knows which modules are computed again in backward."""
+
+    def is_checkpointed(self, path: str) -> bool: ...
+
+    def set_checkpointed(self, path: str, mode: bool) -> None: ...
 
 
 class GraphModule:
@@ -16,6 +25,25 @@ class GraphModule:
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self.module = module
+        self.holder: Holder | None = None
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether backward computes again what this module makes in forward, from its inputs.
+
+        Each call of the module is a region as of `torch.utils.checkpoint`: what it makes is dropped, but for what others read
+        and random numbers. Set it in `__init__` or between two calls; the next call makes a build.
+        """
+        return self.holder is not None and self.holder.is_checkpointed(self.name)
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, mode: bool = True) -> None:
+        if self.holder is None:
+            raise DefinitionError(
+                f"activation_checkpointing of {self.name}: this block belongs to no graph",
+                hint="set it on a block of the graph: self.model.to(mg.GraphModule)",
+            )
+        self.holder.set_checkpointed(self.name, bool(mode))
 
     def __repr__(self) -> str:
         return f"(GraphModule:{self.name}({type(self.module).__name__}))"
@@ -104,7 +132,9 @@ class Block:
             del children[stale]
         if (child := children.get(name)) is not None:
             return child
-        child = type(self)(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
+        view: GraphModule = object.__getattribute__(self, "_block_view")
+        child = type(self)(f"{view.name}.{name}", module)
+        hold(child, view.holder)
         if present.get(name) is module:
             children[name] = child
         return child
@@ -113,7 +143,8 @@ class Block:
         """The graph's view, of a kind of it that may hold more."""
         view: GraphModule = object.__getattribute__(self, "_block_view")
         if not isinstance(view, kind):
-            view = kind(view.name, view.module)
+            view, holder = kind(view.name, view.module), view.holder
+            view.holder = holder
             object.__setattr__(self, "_block_view", view)
         return view
 
@@ -121,6 +152,11 @@ class Block:
 def _module(block: Block) -> nn.Module:
     module: nn.Module = object.__getattribute__(block, "_block_module")
     return module
+
+
+def hold(block: Block, holder: Holder | None) -> None:
+    """Say what holds a block, and the blocks inside of it from now on."""
+    object.__getattribute__(block, "_block_view").holder = holder
 
 
 def is_block(item: object) -> bool:

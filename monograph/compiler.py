@@ -28,6 +28,7 @@ from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
 from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan, make_plan
+from monograph.recompute.recompute import recompute_passes
 from monograph.runnable import make_runnable, order_of
 from monograph.runtime.executor import Executor
 from monograph.settings import Settings
@@ -299,7 +300,8 @@ def planned(
 ) -> tuple[tuple[Stage, ...], Plan]:
     """What was captured after its passes, and its plan."""
     with stage("passes"):
-        stages = run_passes(first, pipeline(settings))
+        passes = pipeline(settings) + recompute_passes(first.program, settings)
+        stages = run_passes(first, passes)
     with stage("plan"):
         plan = make_plan(stages[-1].program)
         check_plan(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,17 @@ from monograph.errors import ConfigError, DefinitionError
 from monograph.padding.declaration import Buckets, checked
 from monograph.padding.tally import Padding
 from monograph.passes.table import PASS_NAMES, PASSES, Runs
-from monograph.settings import BACKENDS, KEPT, DynamicSize, Settings, is_compiled, pass_name
+from monograph.settings import (
+    BACKENDS,
+    KEPT,
+    DynamicSize,
+    MemoryBudget,
+    Settings,
+    is_compiled,
+    pass_name,
+)
+
+_SHARE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)x", re.ASCII)  # of the bytes that a step holds by itself
 
 
 class GraphConfig:
@@ -118,6 +129,25 @@ class GraphConfig:
         steps then equal those of eager mode up to rounding.
         """
         self.settings = replace(self.settings, kernel_selection=_switch(mode))
+
+    def set_memory_budget(self, budget: int | str | None) -> None:
+        """Hold a step to so many bytes above its parameters, optimizer state and arguments; None takes the budget away.
+
+        "0.5x" is half of what the step holds at its peak by itself. Backward computes again what does not fit, at the least
+        predicted time; on `aten` with the same bits. `inductor` compiles the same ops, but in an order of its own, and may hold
+        more. The next call makes a build, and raises PlanError, with the fewest bytes that are possible, if that cannot be.
+        Raises ConfigError for what is no number of bytes and no share.
+
+        >>> config = GraphConfig()
+        >>> config.set_memory_budget("0.5x")
+        >>> config.settings.memory_budget
+        '0.5x'
+        """
+        self.settings = replace(self.settings, memory_budget=None if budget is None else _budget(budget))
+
+    def enable_compress_memory(self, mode: bool = True) -> None:
+        """Compute again in backward what makes the peak of memory as small as a third more time per step allows."""
+        self.settings = replace(self.settings, compress_memory=_switch(mode))
 
     def detect_nonfinite(self, mode: bool = True) -> None:
         """Raise NonfiniteError in a step that makes a NaN or an infinity, with the first op to blame; keep the old state.
@@ -234,6 +264,18 @@ class GraphConfig:
     def __repr__(self) -> str:
         cost = f", {self.padding.cost}" if self.settings.buckets and self.padding.cost else ""
         return f"GraphConfig(training={self.training}, {self.settings.knobs()}{cost})"
+
+
+def _budget(budget: Any) -> MemoryBudget:
+    if type(budget) is int and budget > 0:
+        return MemoryBudget(budget)
+    share = _SHARE.fullmatch(budget) if isinstance(budget, str) else None
+    if share is None or not float(share[1]):
+        raise ConfigError(
+            f"set_memory_budget({budget!r}): neither a number of bytes nor a share of what the step holds",
+            hint='set_memory_budget(2 * 2**30) for 2 GiB, set_memory_budget("0.5x") for half',
+        )
+    return MemoryBudget(share=float(share[1]))
 
 
 def _switch(mode: Any) -> bool:

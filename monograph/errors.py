@@ -12,7 +12,7 @@ MonographError
 ├── SignatureError                        a call does not fit: shape, dtype, device, count or type
 ├── GraphBoundaryError                    autograd history crosses the boundary of a graph, in or out
 ├── PassError                             a program breaks a rule, or a pass failed
-├── PlanError                             a plan reads what is no longer there
+├── PlanError                             a plan reads what is no longer there, or a step does not fit into its budget
 ├── BackendError                          a backend cannot lower or run a program
 │   └── TornStateError                    a compiled step failed when it had begun to change the state
 ├── DistributedError                      more processes, or devices, than there are
@@ -159,7 +159,7 @@ class PassError(MonographError):
 
 
 class PlanError(MonographError):
-    """A plan reads a value that is no longer there."""
+    """A plan reads a value that is no longer there, or a step holds more bytes than its budget, whatever is dropped."""
 
 
 class BackendError(MonographError):

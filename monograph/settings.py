@@ -42,6 +42,21 @@ class DynamicSize:
 
 
 @dataclass(frozen=True)
+class MemoryBudget:
+    """The bytes that a step may hold above its state and arguments; or the share of what it holds if nothing is dropped."""
+
+    nbytes: int = 0
+    share: float | None = None
+
+    def of(self, whole: int) -> int:
+        """The bytes, for a step that holds `whole` bytes if nothing is dropped."""
+        return self.nbytes if self.share is None else int(whole * self.share)
+
+    def __repr__(self) -> str:
+        return f"{self.nbytes}" if self.share is None else f"'{self.share:g}x'"
+
+
+@dataclass(frozen=True)
 class Settings:
     """Every knob. A build depends on its Settings and on nothing else that can be configured."""
 
@@ -58,6 +73,11 @@ class Settings:
     ] = ()  # with the name that each comes after
     background: bool = False  # compile beside the first steps
     swap_at: int | None = None  # the step from which on compiled code runs
+    memory_budget: MemoryBudget | None = None
+    compress_memory: bool = (
+        False  # compute again what makes the peak small, for up to a third of the time of a step
+    )
+    checkpointed: tuple[str, ...] = ()  # the paths of modules that backward computes again
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
     keep: str | None = field(default=None, compare=False)  # which of them stay: KEPT; None: no more are made
     dynamic: bool = field(default=True, compare=False)  # sizes vary by themselves from the second one on
@@ -126,9 +146,11 @@ def shown_setting(setting: Any) -> str:
     return repr(setting)
 
 
-def _shown_item(item: tuple[Any, Any] | DynamicSize) -> str:
+def _shown_item(item: tuple[Any, Any] | DynamicSize | str) -> str:
     """A pass that was switched, one of the user's with its place, a size, or buckets."""
     match item:
+        case str(path):
+            return path
         case DynamicSize():
             return repr(item)
         case str(name), bool(mode):

@@ -104,7 +104,7 @@ class Internals:
         made = Internals(graph, kind, saved["name"])
         for item in (made.registry, made, made.store):
             vars(item).update({name: saved[name] for name in vars(item) if name in saved})
-        made.registry.version = saved["version"]
+        made.registry.adopt(state.values(), saved["version"])
         return made
 
     # --- what there is -----------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monograph.amp import StaticGradScaler
-from monograph.block import Block, is_block, unwrap
+from monograph.block import Block, hold, is_block, unwrap
 from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.capture.optimizers.tracing import check_optimizer
 from monograph.capture.optimizers.wrapped import layers_of, parts_of
@@ -157,7 +158,25 @@ class Registry:
                 hint="choose a name without a dot, or hold several modules in an nn.ModuleDict",
             )
         self.version += 1
-        return self._block(name, module)
+        block = self._block(name, module)
+        hold(block, self)
+        return block
+
+    def adopt(self, attributes: Iterable[Any], version: int) -> None:
+        """Hold the blocks among the attributes of a graph that is a copy, as the graph that it is a copy of."""
+        for block in filter(is_block, attributes):
+            hold(block, self)
+        self.version = version
+
+    def is_checkpointed(self, path: str) -> bool:
+        """True if backward computes again what the module at this path makes."""
+        return path in self.config.settings.checkpointed
+
+    def set_checkpointed(self, path: str, mode: bool) -> None:
+        """Say whether it does."""
+        others = [item for item in self.config.settings.checkpointed if item != path]
+        checkpointed = tuple(sorted([*others, path] if mode else others))
+        self.config.settings = replace(self.config.settings, checkpointed=checkpointed)
 
     def forget_module(self, name: str) -> None:
         """An attribute is set or deleted: if it was a module, the graph holds that no longer."""

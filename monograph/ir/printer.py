@@ -111,7 +111,7 @@ def note(node: fx.Node) -> str:
     described, place = value(node), origin(node)
     made = f"({', '.join(map(str, described))})" if isinstance(described, tuple) else str(described or "")
     line = f"{os.path.basename(place.file)}:{place.line}" if place.file else ""
-    return "  ".join(part for part in (made, place.phase, line, place.module) if part)
+    return "  ".join(part for part in (made, place.phase_text, line, place.module) if part)
 
 
 def comment(text: str) -> str:
@@ -122,7 +122,7 @@ def comment(text: str) -> str:
 def module_and_phase(node: fx.Node) -> str:
     """What a profiler reports of an op."""
     place = origin(node)
-    return f"{place.module or 'build()'} ({place.phase})"
+    return f"{place.module or 'build()'} ({place.phase_text})"
 
 
 def branch_code(module: fx.GraphModule, spell: Spell = spell_target) -> list[str]:

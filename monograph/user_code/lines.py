@@ -33,6 +33,9 @@ class Origin:
     phase: str = ""
     # of the code that was running, innermost first, if it was asked for
     stack: tuple[Frame, ...] = field(default=(), compare=False, repr=False)
+    # the region of activation checkpointing that it is in, by number; 0 for none
+    region: int = field(default=0, compare=False, repr=False)
+    again: bool = field(default=False, compare=False, repr=False)  # computed again, in backward
 
     def is_in(self, module: str) -> bool:
         """True for a module and for those inside of it."""
@@ -41,7 +44,14 @@ class Origin:
     def __str__(self) -> str:
         place = f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
         module = f"in module {self.module}" if self.module else ""
-        return " ".join(part for part in (place, module, f"({self.phase})" if self.phase else "") if part)
+        return " ".join(
+            part for part in (place, module, f"({self.phase_text})" if self.phase else "") if part
+        )
+
+    @property
+    def phase_text(self) -> str:
+        """The phase, and whether it is computed a second time."""
+        return f"{self.phase}, again" if self.again else self.phase
 
 
 def user_place(frame: FrameType | None = None) -> Origin:

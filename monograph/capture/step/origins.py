@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import fx, nn
 
 from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.step.observer import SILENT, Observer
+from monograph.capture.tensors.checkpoint_regions import mark_region
 from monograph.compat.autograd import (
     accumulating_variable,
     backward_sequence_number,
@@ -45,9 +47,14 @@ class OriginRecorder:
     """Stamps each node of a trace as it is made. One per capture; used in one thread."""
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], variables: Mapping[int, str], observer: Observer = SILENT
+        self,
+        modules: Mapping[str, nn.Module],
+        variables: Mapping[int, str],
+        observer: Observer = SILENT,
+        checkpointed: Container[str] = (),
     ) -> None:
         self._observer = observer
+        self._checkpointed = checkpointed  # the paths of modules each of whose calls is a region
         self.paths = {id(module): path for path, module in modules.items()}
         self.variables = variables  # id of a fake → path of its parameter
         self.stack: list[str] = []
@@ -157,6 +164,7 @@ class OriginRecorder:
                 path = paths.get(id(module))
                 inputs = () if path is None else self._begin(path, module, args, kwargs)
                 stack.append(type(module).__name__ if path is None else path)
+                begun = len(self._tracer.graph.nodes)
                 watch.resume(reporting)
                 try:
                     returned = call(module, *args, **kwargs)
@@ -165,6 +173,8 @@ class OriginRecorder:
                     stack.pop()
                 if path is not None:
                     self._end(path, module, inputs, returned)
+                if path in self._checkpointed:
+                    mark_region(list(islice(self._tracer.graph.nodes, begun, None)))
                 return returned
             finally:
                 watch.resume(reporting)

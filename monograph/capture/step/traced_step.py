@@ -105,7 +105,8 @@ class TracedStep:
         held = (owned.owner, *modules.values())
         self.objects = LeftInObjects(numbers, inputs, self._overlay, self.reach, self.side_effects, held)
         variables = {id(item.fake): item.path for item in inputs.items if item.role is Role.PARAM}
-        self._recorder = OriginRecorder(modules, variables, request.observer)
+        checkpointed = request.settings.checkpointed
+        self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(

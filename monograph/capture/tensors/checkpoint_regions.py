@@ -6,13 +6,26 @@ the region once. It shows where the region changes state, as BatchNorm does, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from monograph.compat.ops import is_random
 from monograph.errors import CaptureError
 from monograph.ir.memory import changed_by, memory_root
+from monograph.ir.meta import origin, set_origin
+
+
+def mark_region(nodes: Sequence[fx.Node]) -> None:
+    """Let the origins of nodes say that they are in one region. Of regions inside of each other the outermost counts."""
+    number = (
+        next((index for index, node in enumerate(nodes[0].graph.nodes, 1) if node is nodes[0]), 0)
+        if nodes
+        else 0
+    )
+    for node in nodes:
+        set_origin(node, replace(origin(node), region=number))
 
 
 def shows_again(region: Iterable[fx.Node], *, preserves: bool, reentrant: bool) -> bool:
@@ -22,6 +35,7 @@ def shows_again(region: Iterable[fx.Node], *, preserves: bool, reentrant: bool) 
     CaptureError where a trace cannot do as eager does.
     """
     nodes = list(region)
+    mark_region(nodes)
     inside = set(nodes)
     changes = any(memory_root(item) not in inside for node in nodes for item in changed_by(node))
     drawn = [node for node in nodes if is_random(node.target)]

@@ -36,7 +36,6 @@ class GraphModule(mg.GraphModule):
         super().__init__(name, module)
         self._stage_id: int | None = None
         self._placement: Placement | None = None
-        self._checkpointing = False
 
     type = "MODULE"
 
@@ -71,25 +70,14 @@ class GraphModule(mg.GraphModule):
         """The devices of the stage; None if they were not set."""
         return self._placement
 
-    @property
-    def activation_checkpointing(self) -> bool:
-        """Whether activations are to be computed again in backward."""
-        return self._checkpointing
-
-    @activation_checkpointing.setter
-    def activation_checkpointing(self, mode: bool = True) -> None:
-        self._checkpointing = bool(mode)
-        if mode:
-            _no_effect(
-                "activation_checkpointing",
-                "activations are kept, so the step needs the memory of one without it",
-            )
-
     def __getattr__(self, name: str) -> Any:
         raise _missing("GraphModule", f"nn.graph.GraphModule.{name}", name)
 
     def __repr__(self) -> str:
-        options = {"stage_id": self._stage_id, "activation_checkpointing": self._checkpointing or None}
+        options = {
+            "stage_id": self._stage_id,
+            "activation_checkpointing": self.activation_checkpointing or None,
+        }
         shown = "".join(f"{key}={value}, " for key, value in options.items() if value is not None)
         return f"(GraphModule:{self.name}({shown}))"
 
@@ -181,13 +169,6 @@ class GraphConfig(OwnConfig):
             )
         if mode != "Disable":
             _no_effect("enable_straighten_algorithm", "ops stay in the order of build()")
-
-    def enable_compress_memory(self, mode: bool = True) -> None:
-        """Search for the smallest plan of memory."""
-        if mode:
-            _no_effect(
-                "enable_compress_memory", "memory is given back after its last use, and there is one plan"
-            )
 
     def enable_choose_best_memory_allocation(self, mode: bool = True) -> None:
         """Try several plans of memory."""

@@ -275,7 +275,6 @@ def test_what_has_no_effect_says_so() -> None:
     config = infer(net()).config
     for act in (
         config.enable_straighten_algorithm,
-        config.enable_compress_memory,
         config.enable_choose_best_memory_allocation,
         config.enable_auto_memory,
         config.enable_zero,
@@ -288,6 +287,7 @@ def test_what_has_no_effect_says_so() -> None:
         config.enable_straighten_algorithm("Disable")
         config.enable_auto_memory("Disable")
         config.set_outputs_buffer_size(3)
+        config.enable_compress_memory()
 
 
 @pytest.mark.every_case

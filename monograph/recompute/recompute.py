@@ -1,0 +1,122 @@
+"""The pass `recompute`: a program that holds less, and computes again in backward what it has dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from monograph.errors import PlanError
+from monograph.ir.meta import compute_nodes, origin
+from monograph.ir.program import Program
+from monograph.passes.run import OnWhole, Pass
+from monograph.recompute.cost import seconds_of
+from monograph.recompute.problem import Problem, computes, problem_of
+from monograph.recompute.rewrite import rewritten
+from monograph.recompute.schedule import Schedule, Scheduler
+from monograph.recompute.solve import Curve, curve_of
+from monograph.settings import MemoryBudget, Settings
+
+COMPRESSED: Final = 1 / 3  # of the time of the step, which `compress_memory` may add
+
+
+def recompute_passes(program: Program, settings: Settings) -> tuple[Pass, ...]:
+    """The pass for these settings, if there is something to do for it in what was captured."""
+    share = COMPRESSED if settings.compress_memory else None
+    if (
+        settings.memory_budget is None
+        and share is None
+        and not any(origin(node).region for node in program.ops())
+    ):
+        return ()
+    return (OnWhole(Recompute(settings.memory_budget, share)),)
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, and more
+    where a budget of memory asks for it, in as little time as possible.
+
+    With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget. What is computed
+    again has the same bits: random numbers are drawn once and kept. Raises PlanError if the budget cannot be held.
+    """
+
+    budget: MemoryBudget | None = None
+    free_share: float | None = None
+
+    @property
+    def __name__(self) -> str:
+        """The name of the pass."""
+        return "recompute"
+
+    def __call__(self, program: Program) -> Program:
+        """The program with copies of ops in backward."""
+        step = _Step(program)
+        limit = None if self.budget is None else self.budget.of(step.whole())
+        found = step.within(limit, self.free_share)
+        if limit is not None and (peak := peak_of(found)) > limit:
+            raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
+        return found
+
+
+def peak_of(program: Program) -> int:
+    """The most bytes that a program holds at once, above those of its inputs."""
+    return _Step(program).whole()
+
+
+class _Step:
+    """A program whose subgraphs come first: what they hold while they run is known then."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.parts = {part.name: _Step(part) for part in program.parts}
+
+    def whole(self) -> int:
+        """The peak as it is."""
+        return _held(problem_of(self.program, {name: part.whole() for name, part in self.parts.items()})).peak
+
+    def within(self, limit: int | None, free_share: float | None, held: int = 0) -> Program:
+        """The program that holds at most so many bytes, with the bytes `held` while it runs."""
+        outside = self._outside() if self.parts else {}
+        parts = {
+            name: part.within(limit, free_share, held + outside.get(name, 0))
+            for name, part in self.parts.items()
+        }
+        program = self.program.with_parts(tuple(parts.values()))
+        problem = problem_of(program, {name: peak_of(part) for name, part in parts.items()})
+        if limit is None and free_share is None:
+            return rewritten(program, problem.units, _held(problem, problem.forced).again)
+        curve = curve_of(problem, seconds_of(unit.node for unit in problem.units), problem.forced)
+        chosen = curve.schedules[0]
+        if free_share is not None:
+            chosen = curve.free(free_share * sum(seconds_of(compute_nodes(program.graph))))
+        if limit is not None and chosen.peak + held > limit:
+            chosen = _fitting(curve, limit, held)
+        return rewritten(program, problem.units, chosen.again)
+
+    def _outside(self) -> dict[str, int]:
+        """The bytes that are held while each subgraph runs, besides its own."""
+        problem, found = problem_of(self.program), dict[str, int]()
+        held = _held(problem).held
+        for position, node in enumerate(filter(computes, self.program.graph.nodes)):
+            if node.op == "call_module":
+                made = int(problem.nbytes[problem.births == position].sum())
+                name = str(node.target)
+                found[name] = max(found.get(name, 0), int(held[position]) - made)
+        return found
+
+
+def _held(problem: Problem, dropped: Collection[int] = ()) -> Schedule:
+    return Scheduler(problem, [0.0] * len(problem.units)).schedule(dropped)
+
+
+def _fitting(curve: Curve, limit: int, held: int) -> Schedule:
+    found = curve.within(limit - held)
+    if found is None:
+        least = curve.least + held
+        raise PlanError(
+            f"the step cannot run in {limit:,} bytes above its parameters, optimizer state and arguments: "
+            f"it holds {least:,} at least, with all that helps computed again",
+            hint=f"config.set_memory_budget({least}), or a smaller batch",
+        )
+    return found

@@ -1,0 +1,184 @@
+"""`config.set_memory_budget`: what it takes, what it refuses, and steps under it with eager's bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import monograph as mg
+from benchmarks.workloads import gpt, resnet, vit
+from examples.models.gpt import GPT
+from monograph.config import GraphConfig
+from monograph.errors import ConfigError, PlanError
+from monograph.ir.meta import origin
+from monograph.recompute.recompute import peak_of
+from tests.support import assert_same
+
+Made = tuple[nn.Module, Callable[[torch.Tensor, torch.Tensor], torch.Tensor], torch.Tensor, torch.Tensor]
+
+
+def text_model() -> Made:
+    model = GPT(64, context=16, width=32, num_layers=3, num_heads=2, dropout=0.1)
+    text = torch.randint(64, (4, 17))
+    return model, gpt.token_loss, text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def image_model() -> Made:
+    model = resnet.ResNet(resnet.Sizes(4, 32, (2, 1), 8))
+    model.head = nn.Sequential(nn.Dropout(0.2), model.head)  # type: ignore[assignment]
+    return model, F.cross_entropy, torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+
+
+def patch_model() -> Made:
+    model = vit.VisionTransformer(vit.Sizes(3, 32, 2, 4, 16, 4))
+    for layer in model.layers:
+        layer.wide = nn.Sequential(layer.wide, nn.Dropout(0.1))  # type: ignore[assignment]
+    return model, F.cross_entropy, torch.randn(4, 3, 16, 16), torch.randint(10, (4,))
+
+
+def made(make: Callable[[], Made]) -> tuple[Made, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    found = make()
+    return found, torch.optim.AdamW(found[0].parameters())
+
+
+def trained(
+    make: Callable[[], Made], budget: int | str | None
+) -> tuple[mg.Graph, list[torch.Tensor], nn.Module]:
+    (model, loss, x, y), optimizer = made(make)
+    step = mg.train_graph(model, loss, optimizer)
+    step.config.backend("aten")
+    step.config.set_memory_budget(budget)
+    torch.manual_seed(1)
+    return step, [step(x, y) for _ in range(3)], model
+
+
+def eagerly(make: Callable[[], Made]) -> tuple[list[torch.Tensor], nn.Module]:
+    (model, loss, x, y), optimizer = made(make)
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        now = loss(model(x), y)
+        now.backward()
+        optimizer.step()
+        losses.append(now.detach())
+    return losses, model
+
+
+@pytest.mark.parametrize("make", [text_model, image_model, patch_model])
+def test_steps_under_a_budget_have_the_bits_of_eager(make):
+    losses, model = eagerly(make)
+    whole = peak_of(trained(make, None)[0].builds[0].plan.program)
+    for budget in ("0.8x", whole * 6 // 10):
+        step, found, other = trained(make, budget)
+        assert_same(losses, found)
+        assert_same(model.state_dict(), other.state_dict())
+        program = step.builds[0].plan.program
+        assert peak_of(program) <= whole * 8 // 10
+        assert any(origin(node).again for node in program.ops())
+        assert step.diff("recompute")
+
+
+def test_what_is_computed_again_says_so():
+    step, _, _ = trained(text_model, "0.7x")
+    copies = [line for line in str(step.builds[0].plan.program).splitlines() if "_again = " in line]
+    assert copies
+    assert all("ward, again  " in line for line in copies)
+    assert any("gpt.py:" in line and "model.blocks.0" in line for line in copies)
+
+
+def test_random_numbers_are_drawn_once():
+    plain, few = (trained(text_model, budget)[0].builds[0].plan.program for budget in (None, "0.7x"))
+    drawn = [
+        [node.name for node in program.ops() if "bernoulli" in str(node.target)] for program in (plain, few)
+    ]
+    assert drawn[0] == drawn[1] != []
+
+
+def test_an_impossible_budget_says_what_is_possible_and_changes_nothing():
+    (model, loss, x, y), optimizer = made(text_model)
+    step = mg.train_graph(model, loss, optimizer)
+    step.config.backend("aten")
+    step.config.set_memory_budget(1000)
+    before = {name: item.clone() for name, item in model.state_dict().items()}
+    with pytest.raises(PlanError, match="cannot run in 1,000 bytes above its parameters") as caught:
+        step(x, y)
+    assert_same(before, dict(model.state_dict()))
+    assert not step.builds
+    assert not optimizer.state
+    least = int(caught.value.hint.partition("(")[2].partition(")")[0])
+    step.config.set_memory_budget(least)
+    step(x, y)
+    step.config.set_memory_budget(least - 1)
+    with pytest.raises(PlanError, match=f"holds {least:,} at least"):
+        step(x, y)
+
+
+@pytest.mark.parametrize(
+    "budget", [0, -1, True, math.nan, 1.5, "", "x", "0x", "0.0x", "half", "-0.5x", "nanx", "infx", "2GB", [1]]
+)
+def test_what_is_no_budget_is_refused(budget):
+    config = GraphConfig()
+    config.set_memory_budget("0.5x")
+    before = config.settings
+    with pytest.raises(ConfigError, match="neither a number of bytes nor a share"):
+        config.set_memory_budget(budget)
+    assert config.settings is before
+
+
+def test_the_configuration_shows_it():
+    config = GraphConfig()
+    assert "memory_budget=None" in repr(config)
+    config.set_memory_budget("0.5x")
+    assert "memory_budget='0.5x'" in repr(config)
+    config.set_memory_budget(2**30)
+    assert "memory_budget=1073741824" in repr(config)
+    config.set_memory_budget(None)
+    assert config.settings == GraphConfig().settings
+
+
+def test_another_budget_is_another_build():
+    (model, loss, x, y), optimizer = made(text_model)
+    step = mg.train_graph(model, loss, optimizer)
+    step.config.backend("aten")
+    step(x, y)
+    step.config.set_memory_budget("0.7x")
+    step(x, y)
+    step(x, y)
+    assert [build.settings.memory_budget is None for build in step.builds] == [True, False]
+
+
+def test_micro_batches_are_held_to_it_too():
+    def run(budget: int | str | None) -> tuple[mg.Graph, torch.Tensor, nn.Module]:
+        (model, loss, x, y), optimizer = made(text_model)
+        step = mg.train_graph(model, loss, optimizer)
+        step.config.backend("aten")
+        step.config.set_gradient_accumulation_steps(2)
+        step.config.set_memory_budget(budget)
+        return step, step(x.repeat(8, 1), y.repeat(8, 1)), model
+
+    (plain, loss, model), (few, found, other) = run(None), run("0.85x")
+    assert_same([loss, dict(model.state_dict())], [found, dict(other.state_dict())])
+    whole, less = (peak_of(step.builds[0].plan.program) for step in (plain, few))
+    assert less <= whole * 85 // 100
+    with pytest.raises(PlanError, match="cannot run in 1,000 bytes") as caught:
+        run(1000)
+    least = int(caught.value.hint.partition("(")[2].partition(")")[0])
+    assert peak_of(run(least)[0].builds[0].plan.program) <= least
+
+
+def test_memory_is_compressed_as_far_as_a_third_of_the_time_goes():
+    (model, loss, x, y), optimizer = made(text_model)
+    step = mg.train_graph(model, loss, optimizer)
+    step.config.backend("aten")
+    step(x, y)
+    step.config.enable_compress_memory()
+    step(x, y)
+    plain, compressed = (peak_of(build.plan.program) for build in step.builds)
+    assert compressed < plain * 8 // 10
