@@ -16,6 +16,7 @@ from monograph.passes.table import PASS_NAMES, PASSES, Runs
 from monograph.settings import (
     BACKENDS,
     KEPT,
+    STRAIGHTENED,
     DynamicSize,
     MemoryBudget,
     Settings,
@@ -144,6 +145,18 @@ class GraphConfig:
         '0.5x'
         """
         self.settings = replace(self.settings, memory_budget=None if budget is None else _budget(budget))
+
+    def enable_straighten_algorithm(self, mode: str = "MemoryFirst") -> None:
+        """Order ops for memory, which is how it is by itself, or for time.
+
+        "MemoryFirst": each parameter is updated as soon as its gradient is complete, and backward computes again what costs next to
+        nothing. "SpeedFirst" and "Disable": updates run last, and nothing is computed again. Raises ConfigError for other modes.
+        """
+        if mode not in STRAIGHTENED:
+            raise ConfigError(
+                f"enable_straighten_algorithm({mode!r})", hint=f"choose one of {', '.join(STRAIGHTENED)}"
+            )
+        self.settings = replace(self.settings, straighten=mode)
 
     def enable_compress_memory(self, mode: bool = True) -> None:
         """Compute again in backward what makes the peak of memory as small as a third more time per step allows."""

@@ -11,6 +11,7 @@ import torch
 PLAIN = "aten"  # op by op, with eager's bits and errors: what runs where no other backend can
 AUTO = "auto"  # begins on the plain one, and goes on by `exact` once that is compiled
 KEPT = ("recent",)
+STRAIGHTENED = ("MemoryFirst", "SpeedFirst", "Disable")  # how ops are ordered
 BACKENDS = (AUTO, PLAIN, "exact", "inductor")
 
 # of version 0.1: a pass, the field that switched it, and what that was until somebody did
@@ -85,7 +86,7 @@ class Settings:
         default=(), compare=False
     )  # those that vary from the first build on
     buckets: tuple[Any, ...] = field(default=(), compare=False)  # that arguments are padded to first
-    updates_at_once: bool = True  # each as soon as its gradient is complete; or else in the order of build()
+    straighten: str = "MemoryFirst"  # the order of ops: STRAIGHTENED
     compare_buckets: bool = field(default=True, compare=False)  # steps of each with those without padding
 
     def is_on(self, switch: bool | None) -> bool:
@@ -111,6 +112,11 @@ class Settings:
     def begins_plain(self) -> bool:
         """True if a build begins op by op, and goes on by compiled code of other bits."""
         return self.is_compiled and self.background
+
+    @property
+    def is_lean(self) -> bool:
+        """True if ops are ordered for memory, and what is cheap is computed again for it."""
+        return self.straighten == STRAIGHTENED[0]
 
     def plain(self) -> Settings:
         """The same on the backend that can run everything."""

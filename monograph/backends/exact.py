@@ -62,7 +62,7 @@ class Lowering:
     def __init__(self, order: LoweringRequest) -> None:
         self._whole, self._stages, self._choices = program_to_run(order)
         self._plan = in_single_ops(self._whole)
-        self._in_place, self._at_once = order.in_place, order.settings.updates_at_once
+        self._in_place, self._at_once = order.in_place, order.settings.is_lean
         # `aten` runs fused updates in place; beside loops they would write new state apart
         fused = any(node.target in IN_PLACE for node in self._plan.program.ops())
         parts = [] if fused else parts_of(self._plan, order.in_place)

@@ -11,12 +11,13 @@ import torch
 from torch import fx
 
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.ops import flops_of
 from monograph.ir.evaluate import example
 from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, frozen, metas, value
 from monograph.ir.printer import spell_target
 from monograph.kernels.tuned import remembered
+from monograph.plan.updates.failing import can_fail
+from monograph.recompute.arithmetic import flops
 
 _RUNS: Final = 3, 12  # at least, and at most as long as they take
 _ENOUGH: Final = 0.03  # seconds
@@ -25,13 +26,19 @@ _MOST_BYTES: Final = 1 << 28  # of tensors that are made for timing
 _SECONDS, _PER_BYTE = "seconds", "seconds per byte"
 _SIDE: Final = 512  # of the matrices, and 16 MiB of memory, by which ops that cannot run are predicted
 _COPIED: Final = 1 << 24
+# They take what another op has left in a workspace, and look at none of it.
+_OF_WORKSPACES: Final = (
+    torch.ops.aten.mkldnn_rnn_layer.default,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default,
+)
 
 
 def seconds_of(nodes: Iterable[fx.Node]) -> list[float]:
     """The predicted time of each op.
 
     An op is timed on random data of its own sizes, or of sizes near them, unless it was timed on this machine before. What
-    cannot be run is predicted by its arithmetic and the bytes it moves: on the device `meta`, and above 256 MiB.
+    cannot be run is predicted by its arithmetic and the bytes it moves: on the device `meta`, above 256 MiB, and where an op may
+    not take any values.
     """
     return [_CALL if is_view(node) else _CALL + _predicted(node) for node in nodes]
 
@@ -42,10 +49,10 @@ def _predicted(node: fx.Node) -> float:
         return 0.0
     nbytes = max(sum(item.nbytes for item in (*given, *made)), 1)
     device = made[0].device
-    flops = _flops(node)
-    if device.type == "meta" or nbytes > _MOST_BYTES:
-        return flops * _per_flop(made[0].dtype) + nbytes * _per_byte()
-    if flops:
+    count = flops(node)
+    if device.type == "meta" or nbytes > _MOST_BYTES or can_fail(node) or node.target in _OF_WORKSPACES:
+        return count * _per_flop(made[0].dtype) + nbytes * _per_byte()
+    if count:
         kind = repr(frozen([node.args, dict(node.kwargs)], lambda item: str(value(item))))
         found = remembered(
             (spell_target(node.target), kind, str(device)), (_SECONDS,), lambda: _timed(node, 1)
@@ -57,7 +64,7 @@ def _predicted(node: fx.Node) -> float:
         facts = (spell_target(node.target), repr(form), sizes, str(device))
         found = remembered(facts, (_PER_BYTE,), lambda: _timed(node, nbytes))
         per, times = found.seconds.get(_PER_BYTE), nbytes
-    return flops * _per_flop(made[0].dtype) + nbytes * _per_byte() if per is None else per * times
+    return count * _per_flop(made[0].dtype) + nbytes * _per_byte() if per is None else per * times
 
 
 def _tensors(nodes: Iterable[fx.Node]) -> Iterable[TensorMeta]:
@@ -99,14 +106,6 @@ def _least(run: Callable[[], Any]) -> float:
         run()
         found.append(time.perf_counter() - start)
     return min(found)
-
-
-def _flops(node: fx.Node) -> int:
-    def shaped(item: Any) -> Any:
-        return example(value(item)) if isinstance(item, fx.Node) else item
-
-    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), shaped)
-    return flops_of(node.target, args, kwargs, example(value(node)))
 
 
 def _per_flop(dtype: torch.dtype) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import getitem
@@ -117,16 +117,25 @@ def computes(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "call_module")
 
 
-def problem_of(program: Program, inside: Mapping[str, int] | None = None) -> Problem:
-    """The problem of a program. `inside` has the bytes that its parts hold while they run, by their names."""
-    return _Reading(program, inside or {}).problem()
+def problem_of(
+    program: Program,
+    inside: Mapping[str, int] | None = None,
+    may_run_again: Callable[[fx.Node], bool] = lambda _node: True,
+) -> Problem:
+    """The problem of a program. `inside` has the bytes that its parts hold while they run, by their names.
+
+    `may_run_again` chooses the ops that are worth it; those in regions of activation checkpointing may in any case.
+    """
+    return _Reading(program, inside or {}, may_run_again).problem()
 
 
 class _Reading:
     """Gives numbers to the storages of a program, and looks at who reads them."""
 
-    def __init__(self, program: Program, inside: Mapping[str, int]) -> None:
-        self.program, self.inside = program, inside
+    def __init__(
+        self, program: Program, inside: Mapping[str, int], may_run_again: Callable[[fx.Node], bool]
+    ) -> None:
+        self.program, self.inside, self.may_run_again = program, inside, may_run_again
         self.memory: Aliases = aliases(program)
         self.nodes = [node for node in program.graph.nodes if computes(node)]
         self.made: dict[fx.Node, tuple[int, ...]] = {}
@@ -214,6 +223,8 @@ class _Reading:
         if origin(node).phase != _FORWARD or not isinstance(node.target, OpOverload):
             return False
         if not (is_pure(node) or _draws_nothing(node)) or aliased_arguments(node.target) is None:
+            return False
+        if not origin(node).region and not self.may_run_again(node):
             return False
         if packet_name(node.target) in _NEVER_AGAIN or _MARK in node.target.tags:
             return False

@@ -10,6 +10,8 @@ from monograph.errors import PlanError
 from monograph.ir.meta import compute_nodes, origin
 from monograph.ir.program import Program
 from monograph.passes.run import OnWhole, Pass
+from monograph.passes.schedule_updates import schedule_updates
+from monograph.recompute.cheap import LEAST_BYTES, cheapest, is_cheap
 from monograph.recompute.cost import seconds_of
 from monograph.recompute.problem import Problem, computes, problem_of
 from monograph.recompute.rewrite import rewritten
@@ -23,26 +25,25 @@ COMPRESSED: Final = 1 / 3  # of the time of the step, which `compress_memory` ma
 def recompute_passes(program: Program, settings: Settings) -> tuple[Pass, ...]:
     """The pass for these settings, if there is something to do for it in what was captured."""
     share = COMPRESSED if settings.compress_memory else None
-    if (
-        settings.memory_budget is None
-        and share is None
-        and not any(origin(node).region for node in program.ops())
-    ):
+    is_asked = settings.memory_budget is not None or share is not None
+    if not is_asked and not settings.is_lean and not any(origin(node).region for node in program.ops()):
         return ()
-    return (OnWhole(Recompute(settings.memory_budget, share)),)
+    return (OnWhole(Recompute(settings.memory_budget, share, settings.is_lean)),)
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, and more
-    where a budget of memory asks for it, in as little time as possible.
+    """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, what costs next
+    to nothing, and more where a budget of memory asks for it, in as little time as possible.
 
-    With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget. What is computed
-    again has the same bits: random numbers are drawn once and kept. Raises PlanError if the budget cannot be held.
+    With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget; if `is_lean`, what is
+    cheap in any case. What is computed again has the same bits: random numbers are drawn once and kept. Raises PlanError if the
+    budget cannot be held.
     """
 
     budget: MemoryBudget | None = None
     free_share: float | None = None
+    is_lean: bool = False
 
     @property
     def __name__(self) -> str:
@@ -51,12 +52,13 @@ class Recompute:
 
     def __call__(self, program: Program) -> Program:
         """The program with copies of ops in backward."""
-        step = _Step(program)
+        step = _Step(schedule_updates(program), self.is_lean)
         limit = None if self.budget is None else self.budget.of(step.whole())
         found = step.within(limit, self.free_share)
         if limit is not None and (peak := peak_of(found)) > limit:
             raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
-        return found
+        is_same = sum(1 for _ in found.ops()) == sum(1 for _ in program.ops())
+        return program if is_same else found
 
 
 def peak_of(program: Program) -> int:
@@ -67,9 +69,9 @@ def peak_of(program: Program) -> int:
 class _Step:
     """A program whose subgraphs come first: what they hold while they run is known then."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.parts = {part.name: _Step(part) for part in program.parts}
+    def __init__(self, program: Program, is_lean: bool = False) -> None:
+        self.program, self.is_lean = program, is_lean
+        self.parts = {part.name: _Step(part, is_lean) for part in program.parts}
 
     def whole(self) -> int:
         """The peak as it is."""
@@ -83,9 +85,14 @@ class _Step:
             for name, part in self.parts.items()
         }
         program = self.program.with_parts(tuple(parts.values()))
-        problem = problem_of(program, {name: peak_of(part) for name, part in parts.items()})
+        inside = {name: peak_of(part) for name, part in parts.items()}
+        problem = problem_of(program, inside)
         if limit is None and free_share is None:
-            return rewritten(program, problem.units, _held(problem, problem.forced).again)
+            chosen = _held(problem, problem.forced)
+            if self.is_lean and chosen.peak >= LEAST_BYTES:
+                problem = problem_of(program, inside, is_cheap)
+                chosen = cheapest(problem, compute_nodes(program.graph))
+            return rewritten(program, problem.units, chosen.again)
         curve = curve_of(problem, seconds_of(unit.node for unit in problem.units), problem.forced)
         chosen = curve.schedules[0]
         if free_share is not None:

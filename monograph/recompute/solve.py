@@ -17,6 +17,7 @@ from monograph.recompute.segments import segmented
 _LEVELS: Final = 64  # at least; the target goes down by such a share of the whole
 _FINEST: Final = 4_000
 _TRIES: Final = 4_000  # of exchanges, in units of what they go through
+_STEPS: Final = 8  # of the whole, of a search that is to be quick
 _TOGETHER: Final = 12  # moves that are made at once
 _PUT_BACK: Final = 200  # units that are looked at, at most, whether they need not be dropped
 _FAILURES: Final = 40  # moves that are tried in vain before a target is given up
@@ -51,6 +52,22 @@ def curve_of(problem: Problem, seconds: Sequence[float], fixed: Iterable[int] = 
     if len(left) <= FEW:
         return _curve(all_schedules(scheduler, left, base))
     return searched(scheduler, base)
+
+
+def least_within(
+    problem: Problem, seconds: Sequence[float], most_seconds: float, fixed: Iterable[int] = ()
+) -> Schedule:
+    """A schedule of a small peak that takes at most so much more time than with the units `fixed`, found in few steps."""
+    search = _Search(Scheduler(problem, seconds), frozenset(fixed))
+    now = start = search.scheduler.schedule(search.base)
+    step, least = now.peak // _STEPS, now.peak // (8 * _STEPS)
+    while step > least:
+        found = search._down(now, now.peak - step)
+        if found is None or found.seconds - start.seconds > most_seconds:
+            step //= 2
+        else:
+            now = found
+    return search._put_back(now, now.peak)
 
 
 def searched(scheduler: Scheduler, base: frozenset[int] = frozenset()) -> Curve:

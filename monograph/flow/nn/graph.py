@@ -161,14 +161,11 @@ class GraphConfig(OwnConfig):
         self.allow_fuse_cast_scale(mode)
 
     def enable_straighten_algorithm(self, mode: str = "MemoryFirst") -> None:
-        """Choose the order of ops. A program keeps the order of build(); updates stand where memory is least."""
-        known = ("Disable", "SpeedFirst", "MemoryFirst", "OverlapCpuGpu", "DelayShortGpu")
-        if mode not in known:
-            raise DefinitionError(
-                f"enable_straighten_algorithm({mode!r})", hint=f"choose one of {', '.join(known)}"
-            )
-        if mode != "Disable":
-            _no_effect("enable_straighten_algorithm", "ops stay in the order of build()")
+        """Order ops for memory or for time."""
+        if mode in ("OverlapCpuGpu", "DelayShortGpu"):
+            _no_effect("enable_straighten_algorithm", "ops are ordered for memory or for time")
+        else:
+            super().enable_straighten_algorithm(mode)
 
     def enable_choose_best_memory_allocation(self, mode: bool = True) -> None:
         """Try several plans of memory."""

@@ -19,6 +19,7 @@ from monograph.plan.updates.failing import can_fail, largest_of, numbers_of, vie
 from monograph.plan.updates.groups import CHUNK_BYTES, TailCall, chunk_calls, early_calls_of, family_bytes
 from monograph.plan.updates.tail import Tail
 
+_LEAST_CHUNK: Final = 1 << 15  # bytes
 _COMPUTED: Final = ("call_function", "call_method", "call_module")
 
 
@@ -47,9 +48,11 @@ def schedule(
     *,
     at_once: bool = True,
     known: Container[Any] = (),
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Schedule:
     """Let updates run `at_once` when their gradients are there, or else in their order; as many together as `chunk_bytes` hold.
+
+    By itself that is what a cache of the processor holds, or half of all gradients if they are few.
 
     `known` are functions that cannot fail, besides ops of torch.
     """
@@ -57,6 +60,9 @@ def schedule(
     early = early_calls_of(tail)
     order = {node: index for index, node in enumerate(plan.program.graph.nodes)}
     begins = _begins(plan, tail, rest, order, at_once)
+    if chunk_bytes is None:
+        half = sum(map(family_bytes, tail.families)) // 2
+        chunk_bytes = min(CHUNK_BYTES, max(half, _LEAST_CHUNK)) if at_once else CHUNK_BYTES
     second = list(_second(tail, rest, begins, order, chunk_bytes))
     numbers = dict.fromkeys([*tail.numbers, *(number for op in rest for number in numbers_of(op))])
     dtypes = {described.dtype for op in rest if numbers_of(op) and (described := form(op)) is not None}

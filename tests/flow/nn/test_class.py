@@ -274,16 +274,18 @@ def test_trace_makes_a_graph_of_a_function() -> None:
 def test_what_has_no_effect_says_so() -> None:
     config = infer(net()).config
     for act in (
-        config.enable_straighten_algorithm,
         config.enable_choose_best_memory_allocation,
         config.enable_auto_memory,
         config.enable_zero,
     ):
         with pytest.warns(UserWarning, match=f"^{act.__name__} has no effect: "):
             act()
+    with pytest.warns(UserWarning, match="^enable_straighten_algorithm has no effect: "):
+        config.enable_straighten_algorithm("OverlapCpuGpu")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         config.enable_zero(False)
+        config.enable_straighten_algorithm()
         config.enable_straighten_algorithm("Disable")
         config.enable_auto_memory("Disable")
         config.set_outputs_buffer_size(3)

@@ -1,0 +1,110 @@
+"""What every step computes again: what costs next to nothing, and makes the peak of memory smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from torch import fx
+
+from monograph.compat.ops import is_pointwise, packet_name
+from monograph.ir.memory import is_view
+from monograph.ir.meta import frozen, metas, value
+from monograph.recompute.arithmetic import flops
+from monograph.recompute.problem import Problem
+from monograph.recompute.schedule import Schedule
+from monograph.recompute.solve import least_within
+
+SHARE: Final = 0.03  # of the work of a step, which is computed again
+LEAST_BYTES: Final = 1 << 22  # that a step holds: with less it is not worth a copy of an op
+# Work is counted in operations of a matrix product. A byte that is moved takes as long as so many of them, and so does the
+# call of an op: the same for all machines, so that a model is the same program on each.
+_PER_BYTE: Final = {"cpu": 12}
+_PER_BYTE_ELSEWHERE: Final = 100
+_PER_CALL: Final = 200_000
+_SLOW: Final = frozenset(  # whose arithmetic takes longer than their bytes
+    f"aten::{name}"
+    for name in [
+        "gelu",
+        "tanh",
+        "exp",
+        "sigmoid",
+        "silu",
+        "erf",
+        "log",
+        "softplus",
+        "mish",
+        "elu",
+        "pow",
+        "sin",
+        "cos",
+        "_softmax",
+        "_log_softmax",
+    ]
+)
+_SLOWER_BY: Final = 3
+# Besides element-wise ops: what takes about as long as to move its bytes.
+_CHEAP: Final = frozenset(
+    f"aten::{name}"
+    for name in [
+        "native_layer_norm",
+        "native_group_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "native_batch_norm",
+        "_fused_rms_norm",
+        "_softmax",
+        "_log_softmax",
+        "cat",
+        "stack",
+        "clone",
+        "copy",
+        "constant_pad_nd",
+        "_to_copy",
+        "masked_fill",
+        "where",
+        "full",
+        "zeros",
+        "ones",
+        "sum",
+        "mean",
+        "amax",
+        "repeat",
+        "flip",
+        "roll",
+    ]
+)
+
+
+def cheapest(problem: Problem, nodes: Iterable[fx.Node]) -> Schedule:
+    """The schedule of a small peak that computes little again. `nodes` are all ops of the step."""
+    work = _Work()
+    whole = sum(map(work.of, nodes))
+    return least_within(
+        problem, [work.of(unit.node) for unit in problem.units], SHARE * whole, problem.forced
+    )
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """True for ops that take about as long as to move their bytes."""
+    return is_pointwise(node.target) or packet_name(node.target) in _CHEAP
+
+
+class _Work:
+    """Predicts the work of ops; those that are alike are counted once."""
+
+    def __init__(self) -> None:
+        self._flops: dict[Any, int] = {}
+
+    def of(self, node: fx.Node) -> float:
+        """The work of an op."""
+        tensors = [item for source in (node, *node.all_input_nodes) for item in metas(value(source))]
+        made = next(metas(value(node)), None)
+        if made is None or is_view(node):
+            return 0.0
+        key = frozen([node.target, node.args, dict(node.kwargs)], lambda item: value(item))
+        if key not in self._flops:
+            self._flops[key] = flops(node)
+        per_byte = _PER_BYTE.get(made.device.type, _PER_BYTE_ELSEWHERE)
+        slower = _SLOWER_BY if hasattr(node.target, "_opname") and packet_name(node.target) in _SLOW else 1
+        return self._flops[key] + per_byte * slower * sum(item.nbytes for item in tensors) + _PER_CALL
