@@ -300,8 +300,10 @@ def planned(
 ) -> tuple[tuple[Stage, ...], Plan]:
     """What was captured after its passes, and its plan."""
     with stage("passes"):
-        passes = pipeline(settings) + recompute_passes(first.program, settings)
-        stages = run_passes(first, passes)
+        stages = run_passes(first, pipeline(settings))
+        if passes := recompute_passes(first.program, settings):
+            (before, after) = run_passes(stages[-1], passes)
+            stages += (after,) if after.program is not before.program else ()
     with stage("plan"):
         plan = make_plan(stages[-1].program)
         check_plan(plan)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import fx
 
-from monograph.compat.ops import is_pointwise, packet_name
+from monograph.compat.ops import OpOverload, is_pointwise, packet_name
 from monograph.ir.memory import is_view
 from monograph.ir.meta import frozen, metas, value
 from monograph.recompute.arithmetic import flops
@@ -106,5 +106,7 @@ class _Work:
         if key not in self._flops:
             self._flops[key] = flops(node)
         per_byte = _PER_BYTE.get(made.device.type, _PER_BYTE_ELSEWHERE)
-        slower = _SLOWER_BY if hasattr(node.target, "_opname") and packet_name(node.target) in _SLOW else 1
+        slower = (
+            _SLOWER_BY if isinstance(node.target, OpOverload) and packet_name(node.target) in _SLOW else 1
+        )
         return self._flops[key] + per_byte * slower * sum(item.nbytes for item in tensors) + _PER_CALL

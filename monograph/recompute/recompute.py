@@ -57,7 +57,7 @@ class Recompute:
         found = step.within(limit, self.free_share)
         if limit is not None and (peak := peak_of(found)) > limit:
             raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
-        is_same = sum(1 for _ in found.ops()) == sum(1 for _ in program.ops())
+        is_same = limit is None and sum(1 for _ in found.ops()) == sum(1 for _ in program.ops())
         return program if is_same else found
 
 
