@@ -28,7 +28,7 @@ from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
 from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan, make_plan
-from monograph.recompute.recompute import recompute_passes
+from monograph.recompute.recompute import limit_of, recompute_passes
 from monograph.runnable import make_runnable, order_of
 from monograph.runtime.executor import Executor
 from monograph.settings import Settings
@@ -299,13 +299,15 @@ def planned(
     stage: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext(),
 ) -> tuple[tuple[Stage, ...], Plan]:
     """What was captured after its passes, and its plan."""
+    limit: int | None = None
     with stage("passes"):
         stages = run_passes(first, pipeline(settings))
         if passes := recompute_passes(first.program, settings):
             (before, after) = run_passes(stages[-1], passes)
             stages += (after,) if after.program is not before.program else ()
+            limit = limit_of(before.program, settings)
     with stage("plan"):
-        plan = make_plan(stages[-1].program)
+        plan = replace(make_plan(stages[-1].program), limit=limit)
         check_plan(plan)
     return stages, plan
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from monograph.backends import aten, exact, inductor
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
+from monograph.errors import BackendError, PlanError
 from monograph.kernels.tuned import TunedKernel
+from monograph.settings import PLAIN
 
 LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
     "auto": aten.lower,
@@ -20,5 +22,18 @@ __all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower"]
 
 
 def lower(order: LoweringRequest) -> LoweredProgram:
-    """What the backend that the settings name makes of a plan. Raises BackendError if it cannot."""
-    return with_search(LOWER[order.settings.backend](order), order)
+    """What the backend that the settings name makes of a plan. Raises BackendError if it cannot.
+
+    Compiled code that holds more than the plan may is a BackendError, too, and a PlanError op by op.
+    """
+    lowered = LOWER[order.settings.backend](order)
+    limit, held = order.plan.limit, (lowered.memory or order.plan.memory).peak_bytes
+    if limit is not None and held > limit:
+        message = (
+            f"{lowered.backend} holds {held:,} bytes in its order of the step, and {limit:,} are the budget"
+        )
+        hint = f"config.set_memory_budget({held}), or a smaller batch"
+        raise (
+            BackendError(message, hint=hint) if order.settings.is_compiled else PlanError(message, hint=hint)
+        )
+    return with_search(lowered, order)

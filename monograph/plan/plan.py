@@ -29,6 +29,7 @@ class Plan:
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     into: Mapping[str, str] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
+    limit: int | None = None  # bytes that what runs may hold at most
 
     @cached_property
     def aliases(self) -> Aliases:

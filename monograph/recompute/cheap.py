@@ -15,8 +15,8 @@ from monograph.recompute.problem import Problem
 from monograph.recompute.schedule import Schedule
 from monograph.recompute.solve import least_within
 
-SHARE: Final = 0.03  # of the work of a step, which is computed again
-LEAST_BYTES: Final = 1 << 22  # that a step holds: with less it is not worth a copy of an op
+SHARE: Final = 0.05  # of the work of a step, which is computed again
+LEAST_BYTES: Final = 1 << 17  # that a step holds: with less it is not worth a copy of an op
 # Work is counted in operations of a matrix product. A byte that is moved takes as long as so many of them, and so does the
 # call of an op: the same for all machines, so that a model is the same program on each.
 _PER_BYTE: Final = {"cpu": 12}

@@ -31,6 +31,14 @@ def recompute_passes(program: Program, settings: Settings) -> tuple[Pass, ...]:
     return (OnWhole(Recompute(settings.memory_budget, share, settings.is_lean)),)
 
 
+def limit_of(program: Program, settings: Settings) -> int | None:
+    """The bytes that a step may hold, if these settings have a budget; `program` is what nothing was dropped of yet."""
+    budget = settings.memory_budget
+    if budget is None or budget.share is None:
+        return None if budget is None else budget.nbytes
+    return budget.of(_Step(schedule_updates(program)).whole())
+
+
 @dataclass(frozen=True)
 class Recompute:
     """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, what costs next

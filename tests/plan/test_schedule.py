@@ -1,0 +1,316 @@
+"""When updates run, and what writes over what: random programs for real, and steps that hold less than in eager mode."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import monograph as mg
+from monograph.errors import PlanError
+from monograph.ir.port import Role
+from monograph.plan.check import check_plan
+from monograph.plan.overwrite import _READ_FIRST, op_into
+from monograph.plan.plan import make_plan
+from monograph.plan.updates.failing import can_fail
+from monograph.plan.updates.schedule import Schedule, schedule
+from monograph.plan.updates.tail import tail_of
+from tests.plan.drawn import STATES, Drawing, aten, programs, start
+from tests.plan.test_memory import Language, adamw, convolutions, language, mlp, momentum
+from tests.plan.test_tail import updates
+from tests.support import assert_same
+
+W, V, _ = STATES
+
+
+def scheduled(program: Any, chunk_bytes: int) -> Schedule | None:
+    plan = make_plan(program)
+    tail = tail_of(plan, plan.in_place)
+    return None if tail is None else schedule(plan, tail, chunk_bytes=chunk_bytes)
+
+
+@given(st.one_of(programs(), updates()), st.sampled_from([1, 40, 1 << 20]))
+def test_the_checker_takes_schedules_of_random_programs(program: Any, chunk_bytes: int) -> None:
+    found = scheduled(program, chunk_bytes)
+    if found is not None:
+        check_plan(found.plan)
+        assert found.plan.memory.peak_bytes <= make_plan(program).memory.peak_bytes
+
+
+@given(updates(), st.data())
+def test_a_value_that_is_written_over_too_early_is_refused(program: Any, data: st.DataObject) -> None:
+    """Whatever an op writes over that something else reads later is found, without the planner's code."""
+    found = scheduled(program, 1)
+    if found is None:
+        return
+    plan = found.plan
+    nodes = [node for node in plan.program.graph.nodes if node.op == "call_function"]
+    read_later = [
+        (node, source)
+        for place, node in enumerate(nodes)
+        for source in node.all_input_nodes
+        if source.op == "call_function"
+        and node.name not in plan.into
+        and any(source in later.all_input_nodes for later in nodes[place + 1 :])
+    ]
+    if not read_later:
+        return
+    node, source = data.draw(st.sampled_from(read_later))
+    with pytest.raises(PlanError, match=r"has overwritten|not there alone|does not fit|is not in the memory"):
+        check_plan(replace(plan, into={**plan.into, node.name: source.name}))
+
+
+def test_an_update_runs_before_the_gradient_of_another_parameter() -> None:
+    drawing = start()
+    x, y, w, v, _ = drawing.made
+    turned = drawing.op(aten.t.default, y)
+    outputs = []
+    for state, path in ((w, W), (v, V)):
+        gradient = drawing.op(aten.mm.default, drawing.op(aten.mm.default, x, turned), x)
+        outputs.append((drawing.op(aten.add.Tensor, state, gradient, alpha=-0.1), Role.STATE, path))
+    found = scheduled(drawing.finish(outputs), 1)
+    assert found is not None
+    names = [call.ops[0].name for call in found.second]
+    assert names.index("add_tensor") < names.index("mm_default_2")
+
+
+# --- what can fail ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_looked_up", [True, False])
+def test_a_backward_cannot_fail_whose_indices_were_looked_at_before(is_looked_up: bool) -> None:
+    drawing = Drawing()
+    table = drawing.input(W, Role.PARAM, torch.randn(5, 3))
+    places = drawing.input("x", Role.USER, torch.tensor([0, 4, 1]))
+    others = drawing.input("y", Role.USER, torch.tensor([0, 4, 1]))
+    found = drawing.op(aten.embedding.default, table, places if is_looked_up else others)
+    back = drawing.op(aten.embedding_dense_backward.default, found, places, 5, -1, False)
+    assert can_fail(found)
+    assert can_fail(back) is not is_looked_up
+
+
+def test_a_backward_for_a_smaller_table_can_fail() -> None:
+    drawing = Drawing()
+    table = drawing.input(W, Role.PARAM, torch.randn(5, 3))
+    places = drawing.input("x", Role.USER, torch.tensor([0, 1, 1]))
+    found = drawing.op(aten.embedding.default, table, places)
+    assert can_fail(drawing.op(aten.embedding_dense_backward.default, found, places, 4, -1, False))
+
+
+def test_numbers_that_a_type_does_not_have_can_fail() -> None:
+    drawing = Drawing()
+    w = drawing.input(W, Role.PARAM, torch.randn(3))
+    assert not can_fail(drawing.op(aten.mul.Tensor, w, 2.0))
+    node = drawing.op(aten.mul.Tensor, w, 2.0)
+    node.args = (w, 1e300)
+    assert can_fail(node)
+    assert can_fail(drawing.op(aten.index_select.default, w, 0, drawing.op(aten.argsort.default, w)))
+
+
+def test_labels_that_are_wrong_change_nothing() -> None:
+    torch.manual_seed(0)
+    model = Language()
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), adamw(model))
+    step.config.backend("aten")
+    _, x, y = language()
+    step(x, y)
+    before = {name: item.clone() for name, item in model.state_dict().items()}
+    for wrong in (torch.full_like(y, 200), torch.full_like(y, -7)):
+        with pytest.raises(IndexError):
+            step(x, wrong)
+        assert_same(before, dict(model.state_dict()))
+    with pytest.raises(IndexError):
+        step(x + 200, y)
+    assert_same(before, dict(model.state_dict()))
+    step(x, y)
+
+
+# --- what is written over --------------------------------------------------------------------------------------------
+
+SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, 1.0, -2.5, 65504.0)
+ARGUMENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[Any, ...]]] = {
+    "threshold_backward": lambda a, b: (a, b, 0.0),
+    "hardtanh_backward": lambda a, b: (a, b, -1.0, 6.0),
+    "leaky_relu_backward": lambda a, b: (a, b, 0.1, False),
+    "elu_backward": lambda a, b: (a, 1.0, 1.0, 1.0, False, b),
+    "softplus_backward": lambda a, b: (a, b, 1.0, 20.0),
+    "softshrink_backward": lambda a, b: (a, b, 0.5),
+    "hardshrink_backward": lambda a, b: (a, b, 0.5),
+    "_log_softmax_backward_data": lambda a, b: (a, b, 1, a.dtype),
+    "_softmax_backward_data": lambda a, b: (a, b, 1, a.dtype),
+    "add": lambda a, b: (a, b),
+    "mul": lambda a, b: (a, b),
+    "relu": lambda a, _b: (a,),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", [*(item.removeprefix("aten::") for item in sorted(_READ_FIRST)), "add", "mul", "relu"]
+)
+def test_an_op_gives_the_same_bits_over_any_of_its_arguments(name: str, dtype: torch.dtype) -> None:
+    packet = getattr(aten, name)
+    op = packet.Tensor if "Tensor" in packet.overloads() else packet.default
+    into = op_into(op)
+    assert into is not None
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((7, 33), (3, 64, 5), (1, 4099)):
+        special = torch.tensor(SPECIAL)[torch.randint(len(SPECIAL), shape, generator=generator)]
+        plain = torch.randn(shape, generator=generator)
+        for values in ((plain, plain.roll(1)), (special, plain), (plain, special)):
+            args = ARGUMENTS.get(name, lambda a, b: (a, b))(*(item.to(dtype) for item in values))
+            wanted = op(*args)
+            for place, item in enumerate(args):
+                if isinstance(item, torch.Tensor):
+                    own = [entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in args]
+                    made = into[0](*own, **{into[1]: own[place]})
+                    assert made is own[place]
+                    assert_same(wanted, made)
+
+
+def test_what_is_read_later_or_returned_is_not_written_over() -> None:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.add_optimizer(torch.optim.SGD(self.layer.parameters(), lr=0.1))
+
+        def build(self, x: torch.Tensor) -> Any:
+            first = self.layer(x)
+            second = first + x  # first is returned
+            third = second * 2  # second is not read again
+            (third.sum() + second.detach()[0, 0]).backward()
+            return first, third
+
+    torch.manual_seed(0)
+    step = Step()
+    step.config.backend("aten")
+    x = torch.randn(4, 8)
+    assert step.verify(x, steps=2).ok
+    kept = x.clone()
+    first, third = step(x)
+    step(x)
+    assert_same(kept, x)
+    assert_same((first + x) * 2, third)
+
+
+# --- less than eager mode --------------------------------------------------------------------------------------------
+
+
+class Tracked(TorchDispatchMode):
+    """Counts the bytes of storages from when an op makes them until they are gone, without those that are known."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.live = {item.untyped_storage()._cdata for item in known}
+        self.held = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for item in tree_leaves(made):
+            if isinstance(item, torch.Tensor) and item.untyped_storage()._cdata not in self.live:
+                self._note(item.untyped_storage())
+        return made
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        self.live.add(key)
+        self.held += nbytes
+        self.peak = max(self.peak, self.held)
+
+        def gone() -> None:
+            self.live.discard(key)
+            self.held -= nbytes
+
+        weakref.finalize(storage, gone)
+
+
+def known_to(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *batch: torch.Tensor
+) -> Iterator[torch.Tensor]:
+    yield from (*model.parameters(), *model.buffers(), *batch)
+    for entry in optimizer.state.values():
+        yield from (item for item in entry.values() if isinstance(item, torch.Tensor))
+
+
+def wide() -> tuple[nn.Module, Any, Any]:
+    layers = [layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(512, 10)), torch.randn(8, 512), torch.randint(10, (8,))
+
+
+def pictures() -> tuple[nn.Module, Any, Any]:
+    model, _, _ = convolutions()
+    return model, torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+
+
+def text() -> tuple[nn.Module, Any, Any]:
+    return Language(width=128, length=64), torch.randint(200, (16, 64)), torch.randint(200, (16 * 64,))
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer"),
+    [(wide, adamw), (pictures, momentum), (text, adamw), (mlp, adamw)],
+    ids=["wide", "pictures", "text", "mlp"],
+)
+def test_a_step_holds_less_than_eager_mode_and_what_was_said(make: Any, optimizer: Any) -> None:
+    torch.manual_seed(0)
+    model, x, y = make()
+    optim = optimizer(model)
+
+    def eager() -> torch.Tensor:
+        optim.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optim.step()
+        return loss.detach()
+
+    start = {name: item.clone() for name, item in model.state_dict().items()}
+    losses = [eager() for _ in range(2)]
+    optim.zero_grad()
+    with Tracked(known_to(model, optim, x, y)) as tracked:
+        eager()
+    model.load_state_dict(start)
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), optimizer(model))
+    step.config.backend("aten")
+    said = step.memory(x, y).peak_bytes
+    assert_same(losses, [step(x, y) for _ in range(2)])
+    with Tracked(owned_by(step, model, x, y)) as ours:
+        step(x, y)
+    assert said == pytest.approx(ours.peak, rel=0.02)
+    assert ours.peak <= 0.8 * tracked.peak
+
+
+def owned_by(step: mg.Graph, model: nn.Module, *batch: torch.Tensor) -> list[torch.Tensor]:
+    state = step.state_dict()["optimizer.0"]["state"].values()
+    moments = [item for entry in state for item in entry.values() if isinstance(item, torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *batch, *moments]
+
+
+def test_speed_first_keeps_all_gradients_to_the_end() -> None:
+    held = {}
+    for mode in ("MemoryFirst", "SpeedFirst", "Disable"):
+        torch.manual_seed(0)
+        model, x, y = wide()
+        step = mg.train_graph(model, nn.CrossEntropyLoss(), adamw(model))
+        step.config.backend("aten")
+        step.config.enable_straighten_algorithm(mode)
+        held[mode] = step.memory(x, y).peak_bytes
+    gradients = sum(item.nbytes for item in model.parameters())
+    assert held["MemoryFirst"] < 0.6 * gradients < gradients < held["SpeedFirst"] == held["Disable"]
+
+
+def test_an_order_that_there_is_not() -> None:
+    step = mg.trace(torch.sin)
+    with pytest.raises(mg.ConfigError, match="'Fast'"):
+        step.config.enable_straighten_algorithm("Fast")
+    assert "straighten='MemoryFirst'" in repr(step.config)
