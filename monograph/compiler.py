@@ -301,11 +301,12 @@ def planned(
     """What was captured after its passes, and its plan."""
     limit: int | None = None
     with stage("passes"):
-        stages = run_passes(first, pipeline(settings))
-        if passes := recompute_passes(first.program, settings):
-            (before, after) = run_passes(stages[-1], passes)
-            stages += (after,) if after.program is not before.program else ()
-            limit = limit_of(before.program, settings)
+        last = recompute_passes(first.program, settings)
+        stages = run_passes(first, pipeline(settings) + last)
+        if last:
+            limit = limit_of(stages[-2].program, settings)
+        if last and stages[-1].program is stages[-2].program:
+            stages = stages[:-1]  # there was nothing to compute again
     with stage("plan"):
         plan = replace(make_plan(stages[-1].program), limit=limit)
         check_plan(plan)

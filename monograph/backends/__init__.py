@@ -33,7 +33,5 @@ def lower(order: LoweringRequest) -> LoweredProgram:
             f"{lowered.backend} holds {held:,} bytes in its order of the step, and {limit:,} are the budget"
         )
         hint = f"config.set_memory_budget({held}), or a smaller batch"
-        raise (
-            BackendError(message, hint=hint) if order.settings.is_compiled else PlanError(message, hint=hint)
-        )
+        raise (BackendError if lowered.backend != PLAIN else PlanError)(message, hint=hint)
     return with_search(lowered, order)

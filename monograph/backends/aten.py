@@ -65,7 +65,7 @@ def _scheduled(order: LoweringRequest, plan: Plan) -> Schedule | None:
     tail = tail_of(single, order.in_place)
     if tail is None:
         return None
-    made = schedule(single, tail, at_once=order.settings.is_lean)
+    made = schedule(single, tail, at_once=order.updates_at_once, chunk_bytes=order.chunk_bytes)
     check_plan(made.plan)
     return made
 

@@ -62,7 +62,7 @@ class Lowering:
     def __init__(self, order: LoweringRequest) -> None:
         self._whole, self._stages, self._choices = program_to_run(order)
         self._plan = in_single_ops(self._whole)
-        self._in_place, self._at_once = order.in_place, order.settings.is_lean
+        self._in_place, self._at_once, self._chunk = order.in_place, order.updates_at_once, order.chunk_bytes
         # `aten` runs fused updates in place; beside loops they would write new state apart
         fused = any(node.target in IN_PLACE for node in self._plan.program.ops())
         parts = [] if fused else parts_of(self._plan, order.in_place)
@@ -146,7 +146,8 @@ class Lowering:
             )
         else:
             known = frozenset(call for chain, call in calls.items() if not chain.numbers)
-            made = schedule(rest, tail.on(rest.program), at_once=self._at_once, known=known)
+            tail = tail.on(rest.program)
+            made = schedule(rest, tail, at_once=self._at_once, known=known, chunk_bytes=self._chunk)
             check_plan(made.plan)
             firsts = {call.ops[0]: items for call in made.second if (items := _items_of(call))}
             loops = {

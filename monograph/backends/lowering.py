@@ -33,6 +33,16 @@ class LoweringRequest:
     copied_inputs: Callable[[], list[Any]] | None = None
     report: Callable[[str], object] = str
 
+    @property
+    def updates_at_once(self) -> bool:
+        """True if each update is to run as soon as its gradient is complete."""
+        return self.settings.is_lean or self.plan.limit is not None
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """How much updates that run together may make; None for as much as is quick."""
+        return None if self.plan.limit is None else 1
+
 
 @dataclass(frozen=True)
 class Assumed:

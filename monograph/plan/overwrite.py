@@ -74,7 +74,7 @@ def overwrites(
     for node in graph.nodes:
         described = form(node)
         into = None if described is None or node in apart else op_into(node.target)
-        if into is None or described is None or not fills_a_block(described.shape, described.stride):
+        if into is None or described is None or not _fills_a_block(described):
             continue
         for source in dict.fromkeys(item for item in node.args if isinstance(item, fx.Node)):
             if (
@@ -101,6 +101,11 @@ def op_into(op: Any) -> tuple[Any, str] | None:
         if found is not None and schema_arguments(found)[:-1] == schema_arguments(op):
             return found, schema_arguments(found)[-1].name
     return None
+
+
+def _fills_a_block(described: TensorMeta) -> bool:
+    """At the sizes of the capture; at others a tensor of these strides does so as well."""
+    return fills_a_block([*map(int, described.shape)], [*map(int, described.stride)])
 
 
 def _may_go(

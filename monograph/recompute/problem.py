@@ -21,6 +21,7 @@ from monograph.compat.ops import (
     packet_name,
     schema_arguments,
 )
+from monograph.ir.memory import changed_by
 from monograph.ir.meta import origin
 from monograph.ir.program import Program
 from monograph.passes.effects import is_pure
@@ -223,6 +224,8 @@ class _Reading:
         if origin(node).phase != _FORWARD or not isinstance(node.target, OpOverload):
             return False
         if not (is_pure(node) or _draws_nothing(node)) or aliased_arguments(node.target) is None:
+            return False
+        if changed_by(node):  # running statistics, which would move twice
             return False
         if not origin(node).region and not self.may_run_again(node):
             return False

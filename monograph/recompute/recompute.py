@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from monograph.errors import PlanError
-from monograph.ir.meta import compute_nodes, origin
+from monograph.ir.meta import compute_nodes, metas, origin, value
 from monograph.ir.program import Program
 from monograph.passes.run import OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
+from monograph.plan.updates.schedule import light_ops
 from monograph.recompute.cheap import LEAST_BYTES, cheapest, is_cheap
 from monograph.recompute.cost import seconds_of
 from monograph.recompute.problem import Problem, computes, problem_of
@@ -62,11 +63,16 @@ class Recompute:
         """The program with copies of ops in backward."""
         step = _Step(schedule_updates(program), self.is_lean)
         limit = None if self.budget is None else self.budget.of(step.whole())
-        found = step.within(limit, self.free_share)
+        found = step.within(limit, self.free_share, _of_numbers(program))
         if limit is not None and (peak := peak_of(found)) > limit:
             raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
         is_same = limit is None and sum(1 for _ in found.ops()) == sum(1 for _ in program.ops())
         return program if is_same else found
+
+
+def _of_numbers(program: Program) -> int:
+    """The bytes of single numbers that are made before all else, such as counters: they live beside the old ones."""
+    return sum(meta.extent for node in light_ops(program.graph) for meta in metas(value(node)))
 
 
 def peak_of(program: Program) -> int:

@@ -92,6 +92,10 @@ def test_the_peak_is_what_the_allocator_counts(make, optimizer, off_by):
     model, x, y = make()
     step = mg.train_graph(model, nn.CrossEntropyLoss(), optimizer(model))
     step.config.backend("aten")
+    if (
+        make is convolutions
+    ):  # whose kernels make copies in a layout of their own, a large part of what is left otherwise
+        step.config.enable_straighten_algorithm("SpeedFirst")
     step(x, y)
     peak = allocated_peak(lambda: step(x, y))
     plan = step.builds[0].memory

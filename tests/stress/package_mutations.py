@@ -6,6 +6,7 @@ Of the tests those that a tree does not have are passed over, so that some stand
 
 from __future__ import annotations
 
+from tests.stress.memory_mutations import MEMORY
 from tests.stress.mutations import Mutation
 from tests.stress.size_mutations import SIZES
 
@@ -65,6 +66,7 @@ SCHEDULES = ("flow/test_schedulers.py", "capture/optimizers/test_schedulers.py",
 
 PACKAGE: tuple[Mutation, ...] = (
     *SIZES,
+    *MEMORY,
     Mutation("plan", "returned.shows(own) or not returned.alone(index)", "not returned.alone(index)", ("plan",)),
     Mutation("plan", "early = max(new.name, lives[own].last_read, key=order.__getitem__)", "early = new.name", ("plan",)),
     Mutation("plan", "return source if max(readers, key=self._order.__getitem__) is op else None", "return source", ("plan/test_tail.py",), file="plan/tail", is_new=True),
@@ -153,7 +155,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture/effects", "tied = self._places[id(real)] > 1", "tied = self._places[id(real)] > 2", (*EFFECTS, "state")),
     Mutation("capture/effects", "if not isinstance(slot.container.get(slot.key), torch.Tensor) and slot.role is not Role.CAPTURED:", "if False:", ("graph/test_definition_errors.py", *EFFECTS, "test_errors.py")),
     Mutation("capture/effects", "asked = isinstance(tensor, torch.Tensor) and (tensor.is_leaf or tensor.retains_grad)", "asked = isinstance(tensor, torch.Tensor) and tensor.is_leaf", ("capture/test_assigned_gradients.py", "capture/accumulation/test_kept_gradients.py", *EFFECTS)),
-    Mutation("capture/effects", "return value.shape == real.shape and value.dtype == real.dtype and value.device == real.device", "return value.shape == real.shape and value.device == real.device", ("graph/test_definition_errors.py", *EFFECTS, "state")),
+    Mutation("capture/effects", "return value.shape == real.shape and value.dtype == real.dtype and value.device == device", "return value.shape == real.shape and value.device == device", ("graph/test_definition_errors.py", *EFFECTS, "state")),
     Mutation("capture/effects", "needs_grad = isinstance(leaf, torch.Tensor) and leaf.requires_grad", "needs_grad = False", ("graph/test_argument_errors.py", "runtime", *EFFECTS)),
     Mutation("capture/effects", "keep_gradients and (item.real.requires_grad or item.real.grad is not None):", "keep_gradients and item.real.requires_grad:", ("capture/accumulation/test_kept_gradients.py", *EFFECTS)),
     Mutation("capture/effects", "            self.items[index] = None\n", "            pass\n", ("capture/numbers/test_growing_lists.py", "capture/numbers"), is_new=True),

@@ -14,7 +14,7 @@ from torch import fx
 from monograph.compat.inductor.checks.any_values import SPACES_OF_ANY_VALUES, TAKE_ANY_VALUES
 from monograph.compat.ops import OpOverload, is_custom, is_pointwise, overload_name, schema_of
 from monograph.ir.memory import is_view
-from monograph.ir.meta import ScalarMeta, TensorMeta, form, metas, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, form, metas, origin, value
 from monograph.layout import Layout
 
 aten = torch.ops.aten
@@ -64,8 +64,8 @@ _IN_ORDER: Final = frozenset(
 
 def can_fail(node: fx.Node) -> bool:
     """True for an op that may refuse values, or of which nobody knows. Numbers that it is given have to fit into its type."""
-    if node.target is operator.getitem or is_view(node):
-        return False
+    if node.target is operator.getitem or is_view(node) or origin(node).again:
+        return False  # what has run once takes the same values again
     if not isinstance(node.target, OpOverload) or is_custom(node.target):
         return True
     described = form(node)
@@ -98,7 +98,14 @@ def views_hold(graph: fx.Graph, ops: Iterable[fx.Node]) -> bool:
 
 
 def _is_contiguous(node: fx.Node) -> bool:
-    return all(item.layout.is_like(Layout.contiguous(*item.shape)) for item in metas(value(node)))
+    return all(
+        _present(item).is_like(Layout.contiguous(*_present(item).shape)) for item in metas(value(node))
+    )
+
+
+def _present(described: TensorMeta) -> Layout:
+    """The layout at the sizes of the capture."""
+    return Layout(tuple(map(int, described.shape)), tuple(map(int, described.stride)))
 
 
 def _lays_out_by_itself(node: fx.Node) -> bool:

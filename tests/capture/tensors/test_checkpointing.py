@@ -169,7 +169,7 @@ def test_a_region_that_shows_nothing_is_recorded_once() -> None:
         model = Net("dropout", around, **options)
         step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
         step(*batches()[0])
-        return [str(node.target) for node in step.builds[0].program.ops()]
+        return [str(node.target) for node in step.builds[0].stages[0].program.ops()]
 
     def plainly(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return body(x)  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ _REDUCTIONS = """
     avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
     _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
     native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
-    native_batch_norm native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_functional
+    cudnn_batch_norm cudnn_batch_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_functional
     _native_batch_norm_legit_no_training _fused_rms_norm _fused_rms_norm_backward
     soft_margin_loss_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
     huber_loss_backward binary_cross_entropy_with_logits
