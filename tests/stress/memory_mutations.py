@@ -7,6 +7,22 @@ from tests.stress.mutations import Mutation
 PLAN = ("plan/test_schedule.py", "plan/test_tail.py")
 
 MEMORY: tuple[Mutation, ...] = (
+    Mutation("plan", "returned.shows(own) or not returned.alone(index)", "not returned.alone(index)", ("plan",)),
+    Mutation("plan", "early = max(new.name, lives[own].last_read, key=order.__getitem__)", "early = new.name", ("plan",)),
+    Mutation("plan", "return source if max(readers, key=self._order.__getitem__) is op else None", "return source", ("plan/test_tail.py",), file="plan/tail", is_new=True),
+    Mutation("plan", "            and all(reader in found or reader is output for reader in node.users)\n", "", ("plan/test_tail.py",), file="plan/tail", is_new=True),
+    Mutation("plan", "if item.users.keys() - {new} or new.users.keys() != {graph.output_node()}:", "if False:", ("runtime/test_in_place.py",), file="plan/fused", is_new=True),
+    Mutation("plan", "if found is not None and _is_apart(found, memory):", "if found is not None:", ("plan/test_tail.py",), file="plan/fused", is_new=True),
+    Mutation("plan", "own == {old.name} and old.users.keys() <= {node, new}", "own == {old.name}", ("plan/test_tail.py",), file="plan/fused", is_new=True),
+    Mutation("plan", "if not places or _may_negate(program):", "if not places:", ("plan/test_tail.py",), file="plan/tail", is_new=True),
+    Mutation("plan", "if _is_same(item, kind, in_place)", "if True", ("plan/test_counterparts.py",), file="plan/counterparts", is_new=True),
+    Mutation("plan", "            last_reader[node] = node", "            pass", ("plan", "passes/test_plan_and_passes.py")),
+    Mutation("plan", "return described.dtype, len(described.shape), 0 in described.shape", "return None", ("plan",), is_new=True),
+    Mutation("plan", "            if len(self._known) >= _CALLS:\n                self._known.clear()\n", "", ("plan",), is_new=True),
+    Mutation("plan", "return max(self.nbytes, before + self._inside(node))", "return self.nbytes", ("plan",)),
+    Mutation("plan", "return Shown(own, own | others if others else own)", "return Shown(own, own)", ("plan",)),
+    Mutation("plan", "if plan.memory.peak_bytes < run.peak_bytes:", "if False:", ("plan",), was="if plan.memory.peak_bytes < replay.peak_bytes:"),
+    Mutation("plan", "if port.role is not Role.STATE or old[0].role is Role.USER or old[0].path != port.path:", "if port.role is not Role.STATE or old[0].role is Role.USER:", ("plan/test_in_place.py", "plan/test_random_plans.py")),
     Mutation("plan", "return any(_size_indexed(item) == _size_indexed(node) for item in readers)", "return bool(readers)", PLAN, file="plan/updates/failing", is_new=True),
     Mutation("plan", " or origin(node).again:", ":", ("recompute/test_budgets.py",), file="plan/updates/failing", is_new=True),
     Mutation("plan", "read = [last_read.get(storage, -1) for name in written for storage in memory.possible[name]]", "read = [-1 for name in written]", ("plan", "runtime/test_in_place.py"), file="plan/updates/schedule", is_new=True),
