@@ -14,6 +14,7 @@ from monograph.ir.meta import TensorMeta, value
 from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import TunedKernel
 from monograph.passes.inductor.foreach_to_single import foreach_to_single
+from monograph.passes.inductor.fused_in_groups import fused_in_groups
 from monograph.passes.inductor.inline_parts import inline_single_calls
 from monograph.passes.run import Stage
 from monograph.plan.check import check_plan
@@ -24,6 +25,7 @@ from monograph.plan.updates.tail import tail_of
 from monograph.runtime.runner import Runner
 
 _FILES = count()
+_FUSED = 1 << 20  # bytes of gradients that a fused update waits for
 _LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 
 
@@ -62,6 +64,9 @@ def memory_notes(memory: MemoryPlan, plan: Plan) -> tuple[str, ...]:
 def _scheduled(order: LoweringRequest, plan: Plan) -> Schedule | None:
     """The plan with its updates in place; None if there are none."""
     single = in_single_ops(plan)
+    if order.updates_at_once:
+        program = fused_in_groups(single.program, _FUSED if order.chunk_bytes is None else order.chunk_bytes)
+        single = single if program is single.program else make_plan(program)
     tail = tail_of(single, order.in_place)
     if tail is None:
         return None

@@ -296,6 +296,40 @@ def owned_by(step: mg.Graph, model: nn.Module, *batch: torch.Tensor) -> list[tor
     return [*model.parameters(), *model.buffers(), *batch, *moments]
 
 
+FUSED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, fused=True, amsgrad=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_update_does_not_wait_for_the_last_gradient(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monograph.backends.aten._FUSED", 1)
+    torch.manual_seed(0)
+    model, x, y = wide()
+    start = {key: item.clone() for key, item in model.state_dict().items()}
+    optim, losses = FUSED[name](model.parameters()), []
+    for _ in range(3):
+        optim.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optim.step()
+        losses.append(loss.detach())
+    expected = [losses, [item.clone() for item in model.state_dict().values()], optim.state_dict()["state"]]
+    model.load_state_dict(start)
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), FUSED[name](model.parameters()))
+    step.config.backend("aten")
+    found = [step(x, y) for _ in range(3)]
+    assert_same(
+        expected, [found, list(model.state_dict().values()), step.state_dict()["optimizer.0"]["state"]]
+    )
+    assert step.builds[0].memory.peak_bytes < 0.6 * sum(item.nbytes for item in model.parameters())
+
+
 def test_speed_first_keeps_all_gradients_to_the_end() -> None:
     held = {}
     for mode in ("MemoryFirst", "SpeedFirst", "Disable"):
