@@ -9,8 +9,7 @@ optimizer, and batches.
 `tracked` is the most bytes of tensors at once, as torch's allocator counts them. `resident` is the most resident memory of
 the process, by the system's own high-water mark, less what was resident between two steps besides tensors: so compilers, modules
 and libraries do not count, but blocks that an allocator keeps, gaps between blocks, and scratch memory of libraries do. Free
-heap is given back to the system before. Under a profiler graphs on `aten` would run op by op, as is asked of them there;
-here they run as they do without one. `planned` is what Monograph's plan says before the step runs.
+heap is given back to the system before. `planned` is what Monograph's plan says before the step runs.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def workloads(*, smoke: bool) -> dict[str, Workload]:
 
 def measured(workload: Workload, side: Side) -> Measured:
     """Measure one side in this process."""
-    as_without_a_profiler()
     competitor = torch_competitor(workload, side.peer, side.setting)
     batches = cycle(competitor.batches)
 
@@ -110,12 +108,6 @@ def measured(workload: Workload, side: Side) -> Measured:
     if isinstance(graph := competitor.step, mg.Graph):
         planned = graph.builds[-1].memory.peak_bytes
     return Measured(tracked + kept, moved + kept, kept, planned)
-
-
-def as_without_a_profiler() -> None:
-    """Let graphs run as they do when nobody looks."""
-    for name in ("monograph.backends.aten", "monograph.elementwise.updates"):
-        vars(sys.modules[name])["profiler_is_on"] = bool
 
 
 def most_allocated(run: Callable[[], None]) -> int:
