@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from torch import fx
+
 from monograph.errors import PlanError
-from monograph.ir.meta import compute_nodes, metas, origin, value
+from monograph.ir.meta import compute_nodes, metas, origin, output_nodes, value
+from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.program import Program
 from monograph.passes.run import OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
@@ -63,16 +67,26 @@ class Recompute:
         """The program with copies of ops in backward."""
         step = _Step(schedule_updates(program), self.is_lean)
         limit = None if self.budget is None else self.budget.of(step.whole())
-        found = step.within(limit, self.free_share, _of_numbers(program))
+        found = step.within(limit, self.free_share, _beside(program))
         if limit is not None and (peak := peak_of(found)) > limit:
             raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
         is_same = limit is None and sum(1 for _ in found.ops()) == sum(1 for _ in program.ops())
         return program if is_same else found
 
 
-def _of_numbers(program: Program) -> int:
-    """The bytes of single numbers that are made before all else, such as counters: they live beside the old ones."""
-    return sum(meta.extent for node in light_ops(program.graph) for meta in metas(value(node)))
+def _beside(program: Program) -> int:
+    """The bytes of new state that is not computed in place: counters, which are made before all else, and running statistics."""
+    light = light_ops(program.graph)
+    outputs = output_nodes(program.graph)
+    results = {item for index, _ in program.updates() if isinstance(item := outputs[index], fx.Node)}
+    apart = {item for item in results if item.target is operator.getitem and not _is_of_fused(item)}
+    return sum(meta.extent for node in light | apart for meta in metas(value(node)))
+
+
+def _is_of_fused(node: fx.Node) -> bool:
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return node.target in IN_PLACE
 
 
 def peak_of(program: Program) -> int:

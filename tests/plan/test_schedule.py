@@ -298,7 +298,7 @@ def owned_by(step: mg.Graph, model: nn.Module, *batch: torch.Tensor) -> list[tor
 
 FUSED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, fused=True, amsgrad=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), fused=True),
+    "adam": lambda p: torch.optim.Adam(p, fused=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, fused=True),
 }

@@ -30,6 +30,6 @@ MEMORY: tuple[Mutation, ...] = (
     Mutation("plan", "        view.place.block.writer = node.name\n", "", PLAN, file="plan/simulate", is_new=True),
     Mutation("backends", "                torch._foreach_copy_(state, before)\n", "                pass\n", ("runtime/test_cut_short.py",), file="backends/python/two_parts", is_new=True),
     Mutation("recompute", "return self.schedules[-1].peak", "return self.schedules[0].peak", ("recompute",)),
-    Mutation("recompute", "_of_numbers(program))", "0)", ("recompute",)),
+    Mutation("recompute", "_beside(program))", "0)", ("recompute",)),
     Mutation("recompute", "        return program if is_same else found\n", "        return program\n", ("recompute",)),
 )  # fmt: skip
