@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -101,17 +101,24 @@ class _OpByOp:
 
 
 class Watched:
-    """A step that runs op by op while somebody looks at ops, and else by compiled code."""
+    """A step of compiled code op by op, for as long as somebody looks at ops."""
 
-    def __init__(self, plan: Plan, written: frozenset[int], compiled: Runner, at_once: bool) -> None:
-        self._plan, self._written, self._compiled, self._at_once = plan, written, compiled, at_once
+    values_type: Final = _OpByOp  # of what `run` gives
+
+    def __init__(self, plan: Plan, written: frozenset[int], at_once: bool) -> None:
+        self._plan, self._written, self._at_once = plan, written, at_once
         places = {port.path: place for place, port in enumerate(plan.program.inputs)}
         self._states = {position: places[plan.program.outputs[position].path] for position in sorted(written)}
 
-    @property
-    def runner(self) -> Runner:
-        """The step."""
-        return Runner(self._run, written=self._written, has_begun=self._has_begun, update=self._update)
+    def around(self, compiled: Runner) -> Runner:
+        """A step that writes nothing itself, with this one in its place while somebody looks."""
+
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            if num_dispatch_modes() or profiler_is_on():
+                return self.update(self.run(inputs))
+            return compiled.run(inputs)
+
+        return replace(compiled, run=run)
 
     @cached_property
     def _plain(self) -> Runner:
@@ -120,26 +127,24 @@ class Watched:
             return Runner(generated(self._plan))
         return in_two_parts(schedule(self._plan, tail, at_once=self._at_once))
 
-    def _run(self, inputs: list[Any]) -> Any:
-        if num_dispatch_modes() or profiler_is_on():
-            return _OpByOp(self._plain.run(inputs), inputs)
-        return self._compiled.run(inputs)
+    def run(self, inputs: list[Any]) -> _OpByOp:
+        """The first part."""
+        return _OpByOp(self._plain.run(inputs), inputs)
 
-    def _update(self, values: Any) -> Sequence[Any]:
-        if not isinstance(values, _OpByOp):
-            update: Callable[[Any], Sequence[Any]] | None = self._compiled.update
-            return values if update is None else update(values)
+    def update(self, made: _OpByOp) -> Sequence[Any]:
+        """The second part: outputs, None for those that are in the state."""
         update = self._plain.update
-        outputs = list(values.values if update is None else update(values.values))
+        outputs = list(made.values if update is None else update(made.values))
         left = [position for position in self._states if position not in self._plain.written]
-        with hidden_from_dispatch_modes():
-            states = [values.inputs[self._states[position]] for position in left]
-            torch._foreach_copy_(states, [outputs[position] for position in left]) if left else None
+        if left:
+            with hidden_from_dispatch_modes():
+                states = [made.inputs[self._states[position]] for position in left]
+                torch._foreach_copy_(states, [outputs[position] for position in left])
         for position in left:
             outputs[position] = None
         return outputs
 
-    def _has_begun(self) -> bool:
-        runners = [self._compiled, *([self._plain] if "_plain" in vars(self) else [])]
-        begun = [runner.has_begun() for runner in runners if runner.has_begun is not None]  # each forgets it
-        return any(begun)
+    def has_begun(self) -> bool:
+        """True if the state may have changed in a run that has just failed."""
+        begun = self._plain.has_begun if "_plain" in vars(self) else None
+        return begun is not None and begun()

@@ -139,27 +139,19 @@ class Lowering:
         """What runs the step, and what it holds."""
         own = [node.target for node in rest.program.ops() if makes_memory(node.target)]
         if tail is None:
-            runner, memory, written = (
-                Runner(generated(rest, quick=True, own=own)),
-                rest.memory,
-                frozenset[int](),
-            )
-        else:
-            known = frozenset(call for chain, call in calls.items() if not chain.numbers)
-            tail = tail.on(rest.program)
-            made = schedule(rest, tail, at_once=self._at_once, known=known, chunk_bytes=self._chunk)
-            check_plan(made.plan)
-            firsts = {call.ops[0]: items for call in made.second if (items := _items_of(call))}
-            loops = {
-                op: CompiledUpdate(Group(items[0].kind, items, held[items[0].kind]), self._light)
-                for op, items in firsts.items()
-            }
-            runner, memory, written = (
-                in_two_parts(made, own=own, compiled=loops),
-                made.plan.memory,
-                tail.written,
-            )
-        return Watched(self._plan, written, runner, self._at_once).runner, memory
+            watched = Watched(self._plan, frozenset(), self._at_once)
+            return watched.around(Runner(generated(rest, quick=True, own=own))), rest.memory
+        known = frozenset(call for chain, call in calls.items() if not chain.numbers)
+        tail = tail.on(rest.program)
+        made = schedule(rest, tail, at_once=self._at_once, known=known, chunk_bytes=self._chunk)
+        check_plan(made.plan)
+        firsts = {call.ops[0]: items for call in made.second if (items := _items_of(call))}
+        loops = {
+            op: CompiledUpdate(Group(items[0].kind, items, held[items[0].kind]), self._light)
+            for op, items in firsts.items()
+        }
+        watched = Watched(self._plan, tail.written, self._at_once)
+        return in_two_parts(made, own=own, compiled=loops, watched=watched), made.plan.memory
 
 
 def _items_of(call: TailCall) -> tuple[Item, ...]:

@@ -16,6 +16,9 @@ from monograph.recompute.schedule import Schedule
 from monograph.recompute.solve import least_within
 
 SHARE: Final = 0.05  # of the work of a step, which is computed again
+COMPILED_SHARE: Final = (
+    0.03  # by compilers, whose order of kernels holds more again if there is more to order
+)
 LEAST_BYTES: Final = 1 << 17  # that a step holds: with less it is not worth a copy of an op
 # Work is counted in operations of a matrix product. A byte that is moved takes as long as so many of them, and so does the
 # call of an op: the same for all machines, so that a model is the same program on each.
@@ -76,12 +79,12 @@ _CHEAP: Final = frozenset(
 )
 
 
-def cheapest(problem: Problem, nodes: Iterable[fx.Node]) -> Schedule:
-    """The schedule of a small peak that computes little again. `nodes` are all ops of the step."""
+def cheapest(problem: Problem, nodes: Iterable[fx.Node], share: float) -> Schedule:
+    """The schedule of a small peak that computes again at most such a share of the work. `nodes` are all ops of the step."""
     work = _Work()
     whole = sum(map(work.of, nodes))
     return least_within(
-        problem, [work.of(unit.node) for unit in problem.units], SHARE * whole, problem.forced
+        problem, [work.of(unit.node) for unit in problem.units], share * whole, problem.forced
     )
 
 

@@ -16,7 +16,7 @@ from monograph.ir.program import Program
 from monograph.passes.run import OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.plan.updates.schedule import light_ops
-from monograph.recompute.cheap import LEAST_BYTES, cheapest, is_cheap
+from monograph.recompute.cheap import COMPILED_SHARE, LEAST_BYTES, SHARE, cheapest, is_cheap
 from monograph.recompute.cost import seconds_of
 from monograph.recompute.problem import Problem, computes, problem_of
 from monograph.recompute.rewrite import rewritten
@@ -33,7 +33,8 @@ def recompute_passes(program: Program, settings: Settings) -> tuple[Pass, ...]:
     is_asked = settings.memory_budget is not None or share is not None
     if not is_asked and not settings.is_lean and not any(origin(node).region for node in program.ops()):
         return ()
-    return (OnWhole(Recompute(settings.memory_budget, share, settings.is_lean)),)
+    cheap = COMPILED_SHARE if settings.is_compiled else SHARE
+    return (OnWhole(Recompute(settings.memory_budget, share, cheap if settings.is_lean else 0.0)),)
 
 
 def limit_of(program: Program, settings: Settings) -> int | None:
@@ -49,14 +50,14 @@ class Recompute:
     """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, what costs next
     to nothing, and more where a budget of memory asks for it, in as little time as possible.
 
-    With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget; if `is_lean`, what is
-    cheap in any case. What is computed again has the same bits: random numbers are drawn once and kept. Raises PlanError if the
+    With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget; with `cheap_share`, what is
+    cheap up to that share of its work in any case. What is computed again has the same bits: random numbers are drawn once and kept. Raises PlanError if the
     budget cannot be held.
     """
 
     budget: MemoryBudget | None = None
     free_share: float | None = None
-    is_lean: bool = False
+    cheap_share: float = 0.0
 
     @property
     def __name__(self) -> str:
@@ -65,7 +66,7 @@ class Recompute:
 
     def __call__(self, program: Program) -> Program:
         """The program with copies of ops in backward."""
-        step = _Step(schedule_updates(program), self.is_lean)
+        step = _Step(schedule_updates(program), self.cheap_share)
         limit = None if self.budget is None else self.budget.of(step.whole())
         found = step.within(limit, self.free_share, _beside(program))
         if limit is not None and (peak := peak_of(found)) > limit:
@@ -97,9 +98,9 @@ def peak_of(program: Program) -> int:
 class _Step:
     """A program whose subgraphs come first: what they hold while they run is known then."""
 
-    def __init__(self, program: Program, is_lean: bool = False) -> None:
-        self.program, self.is_lean = program, is_lean
-        self.parts = {part.name: _Step(part, is_lean) for part in program.parts}
+    def __init__(self, program: Program, cheap_share: float = 0.0) -> None:
+        self.program, self.cheap_share = program, cheap_share
+        self.parts = {part.name: _Step(part, cheap_share) for part in program.parts}
 
     def whole(self) -> int:
         """The peak as it is."""
@@ -117,9 +118,9 @@ class _Step:
         problem = problem_of(program, inside)
         if limit is None and free_share is None:
             chosen = _held(problem, problem.forced)
-            if self.is_lean and chosen.peak >= LEAST_BYTES:
+            if self.cheap_share and chosen.peak >= LEAST_BYTES:
                 problem = problem_of(program, inside, is_cheap)
-                chosen = cheapest(problem, compute_nodes(program.graph))
+                chosen = cheapest(problem, compute_nodes(program.graph), self.cheap_share)
             return rewritten(program, problem.units, chosen.again)
         curve = curve_of(problem, seconds_of(unit.node for unit in problem.units), problem.forced)
         chosen = curve.schedules[0]

@@ -20,6 +20,8 @@ RUN, UPDATE, APART = "run", "update", "second_part_apart"
 _FIRST, _SECOND = "first_part", "second_part"
 _RUN = f"""\
 def {RUN}(inputs):
+    if watched is not None and (num_dispatch_modes() or profiler_is_on()):
+        return watched.run(inputs)
     if profiler_is_on() and not marking:
         return marked({RUN!r}, inputs)
     try:
@@ -31,6 +33,8 @@ def {RUN}(inputs):
 """
 _UPDATE = f"""\
 def {UPDATE}(values):
+    if watched is not None and type(values) is watched.values_type:
+        return watched.update(values)
     if not marking:
         if num_dispatch_modes() or unsure[0]:
             return undone({UPDATE}_all, values)
@@ -59,7 +63,7 @@ class StepCode:
 
     They ask for functions by name. `apart(values, inputs)` runs a second part that may fail, since a number does not fit into
     its type; `copied` writes what it has made. `undone` runs an update that somebody who looks at ops may let fail, and `marked`
-    the functions with marks.
+    the functions with marks. `watched` runs the whole step while somebody looks at ops, where these do not show them.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -36,10 +36,28 @@ def in_two_parts(
     *,
     own: Iterable[Any] = (),
     compiled: Mapping[fx.Node, CompiledUpdate] = MappingProxyType({}),
+    watched: Watching | None = None,
 ) -> Runner:
     """Runs a step that writes its state in its second part; `own` is as for `generated`, `compiled` as for `StepCode`."""
-    parts = _InTwoParts(schedule, own, compiled)
+    parts = _InTwoParts(schedule, own, compiled, watched)
     return Runner(parts.run, written=schedule.tail.written, has_begun=parts.has_begun, update=parts.update)
+
+
+class Watching(Protocol):
+    """Runs a step in place of another one while somebody looks at ops."""
+
+    @property
+    def values_type(self) -> type:
+        """The type of what `run` gives."""
+
+    def run(self, inputs: list[Any]) -> Any:
+        """The first part."""
+
+    def update(self, made: Any) -> Sequence[Any]:
+        """The second part."""
+
+    def has_begun(self) -> bool:
+        """True if the state may have changed in a run that has just failed."""
 
 
 class _Apart(NamedTuple):
@@ -53,9 +71,13 @@ class _InTwoParts:
     """`run` does all that can fail, and `update`, when it is asked to, the rest: functions of generated text."""
 
     def __init__(
-        self, schedule: Schedule, own: Iterable[Any], compiled: Mapping[fx.Node, CompiledUpdate]
+        self,
+        schedule: Schedule,
+        own: Iterable[Any],
+        compiled: Mapping[fx.Node, CompiledUpdate],
+        watched: Watching | None,
     ) -> None:
-        self._schedule, self._compiled = schedule, compiled
+        self._schedule, self._compiled, self._watched = schedule, compiled, watched
         self._own = {function: function for function in own}
         program = schedule.plan.program
         places = {port.path: place for place, port in enumerate(program.inputs)}
@@ -97,6 +119,7 @@ class _InTwoParts:
             "without_functions": outside_of_function_modes,
             "marking": mark is not None,
             "marked": self._marked,
+            "watched": self._watched,
             "undone": self._undone,
             "apart": self._apart,
             "copied": self._copied,
@@ -110,7 +133,7 @@ class _InTwoParts:
         """True if the state may have changed in a run that has just failed."""
         (begun,) = self._begun
         self._begun[0] = False
-        return begun
+        return begun or (self._watched is not None and self._watched.has_begun())
 
     @cached_property
     def _second_apart(self) -> Scope:
