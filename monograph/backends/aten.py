@@ -10,10 +10,9 @@ from itertools import count
 from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.python.generated import generated
 from monograph.backends.python.two_parts import in_two_parts
-from monograph.ir.meta import TensorMeta, value
 from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import TunedKernel
-from monograph.passes.inductor.foreach_to_single import foreach_to_single
+from monograph.passes.inductor.foreach_to_single import single_on_cpus
 from monograph.passes.inductor.fused_in_groups import fused_in_groups
 from monograph.passes.inductor.inline_parts import inline_single_calls
 from monograph.passes.run import Stage
@@ -77,8 +76,5 @@ def _scheduled(order: LoweringRequest, plan: Plan) -> Schedule | None:
 
 def in_single_ops(plan: Plan) -> Plan:
     """The same without parts that are called once, and without ops on lists: on CPUs these are loops over single ops."""
-    program = inline_single_calls(plan.program)
-    inputs = map(value, program.graph.find_nodes(op="placeholder"))
-    if all(item.device.type == "cpu" for item in inputs if isinstance(item, TensorMeta)):
-        program = foreach_to_single(program)
+    program = single_on_cpus(inline_single_calls(plan.program))
     return plan if program is plan.program else make_plan(program)

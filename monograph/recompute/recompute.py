@@ -13,6 +13,7 @@ from monograph.errors import PlanError
 from monograph.ir.meta import compute_nodes, metas, origin, output_nodes, value
 from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.program import Program
+from monograph.passes.inductor.foreach_to_single import single_on_cpus
 from monograph.passes.run import OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.plan.updates.schedule import light_ops
@@ -42,7 +43,7 @@ def limit_of(program: Program, settings: Settings) -> int | None:
     budget = settings.memory_budget
     if budget is None or budget.share is None:
         return None if budget is None else budget.nbytes
-    return budget.of(_Step(schedule_updates(program)).whole())
+    return budget.of(_Step(_as_it_runs(program)).whole())
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,18 @@ class Recompute:
 
     def __call__(self, program: Program) -> Program:
         """The program with copies of ops in backward."""
-        step = _Step(schedule_updates(program), self.cheap_share)
+        step = _Step(_as_it_runs(program), self.cheap_share)
         limit = None if self.budget is None else self.budget.of(step.whole())
         found = step.within(limit, self.free_share, _beside(program))
         if limit is not None and (peak := peak_of(found)) > limit:
             raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
-        is_same = limit is None and sum(1 for _ in found.ops()) == sum(1 for _ in program.ops())
+        is_same = limit is None and sum(1 for _ in found.ops()) == sum(1 for _ in step.program.ops())
         return program if is_same else found
+
+
+def _as_it_runs(program: Program) -> Program:
+    """A program with each update as soon as its gradient is there."""
+    return schedule_updates(single_on_cpus(program))
 
 
 def _beside(program: Program) -> int:

@@ -32,6 +32,13 @@ def foreach_to_single(program: Program) -> Program:
     return program.with_graph(graph)
 
 
+def single_on_cpus(program: Program) -> Program:
+    """The same where all that a program is given is on CPUs: there ops on lists are loops over single ops."""
+    inputs = map(value, program.graph.find_nodes(op="placeholder"))
+    on_cpus = all(item.device.type == "cpu" for item in inputs if isinstance(item, TensorMeta))
+    return foreach_to_single(program) if on_cpus else program
+
+
 def _single_op(node: fx.Node) -> Any:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
