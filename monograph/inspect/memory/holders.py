@@ -24,6 +24,7 @@ _GIVEN: Final = {
     Role.EMA: "averages",
 }
 _OTHER_STATE: Final = "other state"
+_OF_GRADIENTS: Final = ("scale", "clip", "update")  # the phases that read them
 _MADE: Final = {"result": "results", "state": "new state", "inside": "workspace", "temporary": "temporaries"}
 GIVEN: Final = (*_GIVEN.values(), _OTHER_STATE)  # the kinds of what the caller holds, during the whole step
 
@@ -106,7 +107,7 @@ class _Makers:
         if item.kind != "temporary":
             return _MADE.get(item.kind, item.kind)
         made, read = self.phases.get(item.node, ""), self._last.get((item.node, item.nbytes), "")
-        if made != "update" and read == "update":
+        if made not in ("forward", "update") and read in _OF_GRADIENTS:
             return "gradients"
         return "activations" if (made, read) == ("forward", "backward") else _MADE["temporary"]
 

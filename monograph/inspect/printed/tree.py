@@ -38,10 +38,14 @@ def layout(entry: Entry, depth: int = 0) -> Iterator[str]:
 
 
 def wrapped(text: str, indent: str) -> Iterator[str]:
-    """`text` broken after commas where it is too wide."""
+    """`text` broken after commas where it is too wide, or after a bracket where that does not help."""
     width = max(WIDTH, len(indent) + _LEAST)
     first, *pieces = _BREAK.split(text)
     line = indent + first
+    if len(line) > width and "(" in first[1:]:
+        name, _, rest = first.rpartition("(")
+        yield f"{indent}{name}("
+        line = f"{indent}{_CONTINUED}{rest}"
     for piece in pieces:
         if len(line) + len(piece) + 1 > width:
             yield line
