@@ -16,67 +16,24 @@ from monograph.recompute.schedule import Schedule
 from monograph.recompute.solve import least_within
 
 SHARE: Final = 0.05  # of the work of a step, which is computed again
-COMPILED_SHARE: Final = (
-    0.03  # by compilers, whose order of kernels holds more again if there is more to order
-)
+COMPILED_SHARE: Final = 0.03  # by compilers: their order of more kernels holds more
 LEAST_BYTES: Final = 1 << 17  # that a step holds: with less it is not worth a copy of an op
 # Work is counted in operations of a matrix product. A byte that is moved takes as long as so many of them, and so does the
 # call of an op: the same for all machines, so that a model is the same program on each.
 _PER_BYTE: Final = {"cpu": 12}
 _PER_BYTE_ELSEWHERE: Final = 100
 _PER_CALL: Final = 200_000
-_SLOW: Final = frozenset(  # whose arithmetic takes longer than their bytes
-    f"aten::{name}"
-    for name in [
-        "gelu",
-        "tanh",
-        "exp",
-        "sigmoid",
-        "silu",
-        "erf",
-        "log",
-        "softplus",
-        "mish",
-        "elu",
-        "pow",
-        "sin",
-        "cos",
-        "_softmax",
-        "_log_softmax",
-    ]
-)
+# ops whose arithmetic takes longer than their bytes
+_SLOW: Final = "gelu tanh exp sigmoid silu erf log softplus mish elu pow sin cos _softmax _log_softmax"
 _SLOWER_BY: Final = 3
-# Besides element-wise ops: what takes about as long as to move its bytes.
-_CHEAP: Final = frozenset(
-    f"aten::{name}"
-    for name in [
-        "native_layer_norm",
-        "native_group_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional",
-        "native_batch_norm",
-        "_fused_rms_norm",
-        "_softmax",
-        "_log_softmax",
-        "cat",
-        "stack",
-        "clone",
-        "copy",
-        "constant_pad_nd",
-        "_to_copy",
-        "masked_fill",
-        "where",
-        "full",
-        "zeros",
-        "ones",
-        "sum",
-        "mean",
-        "amax",
-        "repeat",
-        "flip",
-        "roll",
-    ]
-)
+# besides element-wise ops, what takes about as long as to move its bytes
+_CHEAP: Final = """
+    native_layer_norm native_group_norm _native_batch_norm_legit _native_batch_norm_legit_functional native_batch_norm
+    _fused_rms_norm _softmax _log_softmax cat stack clone copy constant_pad_nd _to_copy masked_fill where full zeros ones
+    sum mean amax repeat flip roll embedding
+"""
+_ARE_SLOW: Final = frozenset(f"aten::{name}" for name in _SLOW.split())
+_ARE_CHEAP: Final = frozenset(f"aten::{name}" for name in _CHEAP.split())
 
 
 def cheapest(problem: Problem, nodes: Iterable[fx.Node], share: float) -> Schedule:
@@ -90,7 +47,7 @@ def cheapest(problem: Problem, nodes: Iterable[fx.Node], share: float) -> Schedu
 
 def is_cheap(node: fx.Node) -> bool:
     """True for ops that take about as long as to move their bytes."""
-    return is_pointwise(node.target) or packet_name(node.target) in _CHEAP
+    return is_pointwise(node.target) or packet_name(node.target) in _ARE_CHEAP
 
 
 class _Work:
@@ -110,6 +67,6 @@ class _Work:
             self._flops[key] = flops(node)
         per_byte = _PER_BYTE.get(made.device.type, _PER_BYTE_ELSEWHERE)
         slower = (
-            _SLOWER_BY if isinstance(node.target, OpOverload) and packet_name(node.target) in _SLOW else 1
+            _SLOWER_BY if isinstance(node.target, OpOverload) and packet_name(node.target) in _ARE_SLOW else 1
         )
         return self._flops[key] + per_byte * slower * sum(item.nbytes for item in tensors) + _PER_CALL
