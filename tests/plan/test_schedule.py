@@ -330,6 +330,42 @@ def test_a_fused_update_does_not_wait_for_the_last_gradient(
     assert step.builds[0].memory.peak_bytes < 0.6 * sum(item.nbytes for item in model.parameters())
 
 
+class Tagger(nn.Module):
+    """Backward reads the weight of the head after its gradient is complete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(8, 16, num_layers=2, batch_first=True), nn.Linear(16, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x)[0]).flatten(0, 1)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("backend", ["aten", "exact"])
+def test_an_update_waits_for_the_last_read_of_all_that_it_writes(
+    backend: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monograph.backends.aten._FUSED", 1)
+    monkeypatch.setattr("monograph.plan.updates.schedule.CHUNK_BYTES", 1)
+    torch.manual_seed(0)
+    model, x, y = Tagger(), torch.randn(3, 5, 8), torch.randint(6, (15,))
+    start = {key: item.clone() for key, item in model.state_dict().items()}
+    optim = torch.optim.AdamW(model.parameters(), fused=fused)
+    for _ in range(3):
+        optim.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optim.step()
+    expected = [item.clone() for item in model.state_dict().values()]
+    model.load_state_dict(start)
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), fused=fused))
+    step.config.backend(backend)
+    for _ in range(3):
+        step(x, y)
+    assert step.backend == backend
+    assert_same(expected, list(model.state_dict().values()))
+
+
 def test_speed_first_keeps_all_gradients_to_the_end() -> None:
     held = {}
     for mode in ("MemoryFirst", "SpeedFirst", "Disable"):

@@ -9,7 +9,9 @@ from typing import Any, Final
 from torch import fx
 
 from monograph.compat.ops import has_effect, is_custom, is_random
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
+from monograph.ir.ops.fused import left_as_they_are, written_over
 from monograph.plan.alias import Aliases, Storage, aliases
 from monograph.plan.lifetime import frees
 from monograph.plan.memory import plan_memory
@@ -155,10 +157,17 @@ def _begins(
     found = {}
     for family in tail.families:
         needed = [order[item] for op in family for item in op.all_input_nodes if item in computed]
-        written = [tail.into[op].name for op in family if op in tail.into]
+        written = [item.name for op in family if op in tail.into for item in _written_by(op, tail.into[op])]
         read = [last_read.get(storage, -1) for name in written for storage in memory.possible[name]]
         found[family[0]] = max([*needed, *read, -1 if at_once else order[family[-1]]])
     return found
+
+
+def _written_by(op: fx.Node, into: fx.Node) -> Iterator[fx.Node]:
+    """What an op of the tail writes over: one value, or several of lists."""
+    several = written_over(op)
+    left = left_as_they_are(op)
+    return (item for item in leaves_in((into,) if several is None else several) if item not in left)
 
 
 def _last_reads(rest: Sequence[fx.Node], memory: Aliases, order: Mapping[fx.Node, int]) -> dict[Storage, int]:
