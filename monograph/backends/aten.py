@@ -5,8 +5,6 @@ New state is computed where the old one is as far as ops cannot fail there: see 
 
 from __future__ import annotations
 
-from itertools import count
-
 from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.python.generated import generated
 from monograph.backends.python.two_parts import in_two_parts
@@ -23,7 +21,6 @@ from monograph.plan.updates.schedule import Schedule, schedule
 from monograph.plan.updates.tail import tail_of
 from monograph.runtime.runner import Runner
 
-_FILES = count()
 _FUSED = 1 << 20  # bytes of gradients that a fused update waits for
 _LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 

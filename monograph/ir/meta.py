@@ -236,6 +236,11 @@ def frozen(item: Any, of_node: Callable[[fx.Node], Any]) -> Any:
     return exactly(item)
 
 
+def computes(node: fx.Node) -> bool:
+    """True for what runs: ops, functions, and calls of parts."""
+    return node.op in ("call_function", "call_method", "call_module")
+
+
 def compute_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
     """The nodes that do something: no placeholders, no output, no access to sub-programs."""
     return (node for node in graph.nodes if node.op == "call_function")

@@ -15,7 +15,7 @@ from torch import fx
 
 from monograph.compat.ops import spelling
 from monograph.ir.call.numbers import spell_number
-from monograph.ir.meta import grad_mode, origin, output_nodes, value
+from monograph.ir.meta import computes, grad_mode, origin, output_nodes, value
 from monograph.ir.port import Port
 
 Spell = Callable[[Any], str]
@@ -162,7 +162,7 @@ def function_code(
         lines.append(f"    {node.name},{about}")
     lines.append("):")
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method", "call_module") or instead.get(node) == "":
+        if not computes(node) or instead.get(node) == "":
             continue
         if marks and (place := module_and_phase(node)) != marked:
             lines.append(f"    mark({place!r})")

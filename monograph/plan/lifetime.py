@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import fx
 
+from monograph.ir.meta import computes
 from monograph.plan.alias import Aliases, Storage
-
-_COMPUTED = ("call_function", "call_method", "call_module")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,10 @@ def frees(
     """
     last_reader: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        if node.op in _COMPUTED:
+        if computes(node):
             last_reader[node] = node
         for needed in node.all_input_nodes if node.op != "output" else _returned(node, kept):
-            if needed.op in _COMPUTED:
+            if computes(needed):
                 last_reader[needed] = node
     dead: dict[str, list[str]] = {}
     for made, reader in last_reader.items():

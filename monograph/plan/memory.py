@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
 from torch import fx
 
-from monograph.ir.meta import origin
+from monograph.ir.meta import computes, origin
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Shown, Storage
@@ -80,7 +80,7 @@ def timeline_of(
 ) -> list[Moment]:
     """The bytes that a program itself holds at each of its ops."""
     held, timeline = _Held(program, memory, parts), []
-    for node in _computing(program):
+    for node in filter(computes, program.graph.nodes):
         running_bytes = held.run(node)
         held.free(frees.get(node.name, ()))
         timeline.append(Moment(node.name, running_bytes, held.nbytes))
@@ -90,12 +90,6 @@ def timeline_of(
 def peak_of(timeline: Iterable[Moment]) -> Moment:
     """The moment at which most is held."""
     return max(timeline, key=lambda moment: moment.running_bytes, default=Moment("", 0, 0))
-
-
-def _computing(program: Program) -> Iterator[fx.Node]:
-    return (
-        node for node in program.graph.nodes if node.op in ("call_function", "call_method", "call_module")
-    )
 
 
 def _input_bytes(program: Program, memory: Aliases, *, of_calls: bool) -> int:
@@ -156,7 +150,7 @@ def _holders(
 ) -> tuple[Holder, ...]:
     """What is held while the node of the peak runs."""
     held = _Held(program, memory, parts)
-    for node in _computing(program):
+    for node in filter(computes, program.graph.nodes):
         held.run(node)
         if node.name == peak.node:
             break

@@ -20,32 +20,19 @@ from monograph.compat.ops import (
     schema_arguments,
     schema_of,
 )
-from monograph.ir.meta import TensorMeta, form, output_nodes
+from monograph.ir.meta import TensorMeta, form
 from monograph.layout import fills_a_block
-from monograph.plan.alias import Aliases, Storage
+from monograph.plan.alias import Aliases
+from monograph.plan.lifetime import lifetimes
 
 # Ops without torch's mark for those that work element by element, which read no element that they have written: the softmaxes
 # read a row, or what they need of it, before they write it.
-_READ_FIRST: Final = frozenset(
-    f"aten::{name}"
-    for name in [
-        "threshold_backward",
-        "gelu_backward",
-        "hardtanh_backward",
-        "silu_backward",
-        "sigmoid_backward",
-        "tanh_backward",
-        "leaky_relu_backward",
-        "elu_backward",
-        "softplus_backward",
-        "hardswish_backward",
-        "hardsigmoid_backward",
-        "softshrink_backward",
-        "hardshrink_backward",
-        "_log_softmax_backward_data",
-        "_softmax_backward_data",
-    ]
-)
+_ROW_BY_ROW: Final = """
+    threshold_backward gelu_backward hardtanh_backward silu_backward sigmoid_backward tanh_backward leaky_relu_backward
+    elu_backward softplus_backward hardswish_backward hardsigmoid_backward softshrink_backward hardshrink_backward
+    _log_softmax_backward_data _softmax_backward_data
+"""
+_READ_FIRST: Final = frozenset(f"aten::{name}" for name in _ROW_BY_ROW.split())
 # what shows all of its argument, and the same numbers
 _WHOLE: Final = (operator.getitem, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
@@ -59,17 +46,14 @@ class Overwrite:
     source: fx.Node
 
 
-def overwrites(
-    graph: fx.Graph, memory: Aliases, *, apart: Container[fx.Node], kept: Container[int]
-) -> dict[fx.Node, Overwrite]:
+def overwrites(graph: fx.Graph, memory: Aliases, *, apart: Container[fx.Node]) -> dict[fx.Node, Overwrite]:
     """The ops of a graph, in its order, that may write over an argument, without those that are `apart`.
 
     That is memory which an op of torch has made and the argument fills, and which no value shows that is read later, or
-    returned: the outputs at the positions `kept` are not.
+    returned.
     """
     found: dict[fx.Node, Overwrite] = {}
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    last_read = _last_reads(graph, memory, places, kept)
+    lives = lifetimes(graph, memory)
     makers = {node.name: node for node in graph.nodes}
     for node in graph.nodes:
         described = form(node)
@@ -80,7 +64,7 @@ def overwrites(
             if (
                 form(source) == described
                 and _may_go(node, source, described, memory, makers)
-                and (last_read[next(iter(memory.certain[source.name]))] == places[node])
+                and lives[next(iter(memory.certain[source.name]))].last_read == node.name
             ):
                 found[node] = Overwrite(*into, source)
                 break
@@ -125,21 +109,3 @@ def _may_go(
         and storage.nbytes == described.extent
         and all(own.isdisjoint(memory.possible[item.name]) for item in others)
     )
-
-
-def _last_reads(
-    graph: fx.Graph, memory: Aliases, places: Mapping[fx.Node, int], kept: Container[int]
-) -> dict[Storage, int]:
-    """When memory is read for the last time, through any value that shows it or may; what is returned is read at the end."""
-    last: dict[Storage, int] = {}
-    returned = [item for index, item in enumerate(output_nodes(graph)) if index not in kept]
-    for node, place in places.items():
-        read = (
-            node.all_input_nodes
-            if node.op != "output"
-            else [item for item in returned if isinstance(item, fx.Node)]
-        )
-        for item in read:
-            for storage in memory.possible[item.name]:
-                last[storage] = place
-    return last

@@ -22,7 +22,7 @@ from monograph.compat.ops import (
     schema_arguments,
 )
 from monograph.ir.memory import changed_by
-from monograph.ir.meta import origin
+from monograph.ir.meta import computes, origin
 from monograph.ir.program import Program
 from monograph.passes.effects import is_pure
 from monograph.plan.alias import Aliases, Shown, aliases
@@ -111,11 +111,6 @@ class Problem:
                 found.append(index)
                 needed.update(self.unit_of[item] for item in unit.reads)
         return tuple(reversed(found))
-
-
-def computes(node: fx.Node) -> bool:
-    """True for the nodes that have a position."""
-    return node.op in ("call_function", "call_method", "call_module")
 
 
 def problem_of(

@@ -10,7 +10,7 @@ from typing import Final
 from torch import fx
 
 from monograph.errors import PlanError
-from monograph.ir.meta import compute_nodes, metas, origin, output_nodes, value
+from monograph.ir.meta import compute_nodes, computes, metas, origin, output_nodes, value
 from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.program import Program
 from monograph.passes.inductor.foreach_to_single import single_on_cpus
@@ -19,7 +19,7 @@ from monograph.passes.schedule_updates import schedule_updates
 from monograph.plan.updates.schedule import light_ops
 from monograph.recompute.cheap import COMPILED_SHARE, LEAST_BYTES, SHARE, cheapest, is_cheap
 from monograph.recompute.cost import seconds_of
-from monograph.recompute.problem import Problem, computes, problem_of
+from monograph.recompute.problem import Problem, problem_of
 from monograph.recompute.rewrite import rewritten
 from monograph.recompute.schedule import Schedule, Scheduler
 from monograph.recompute.solve import Curve, curve_of
@@ -51,9 +51,9 @@ class Recompute:
     """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, what costs next
     to nothing, and more where a budget of memory asks for it, in as little time as possible.
 
-    With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget; with `cheap_share`, what is
-    cheap up to that share of its work in any case. What is computed again has the same bits: random numbers are drawn once and kept. Raises PlanError if the
-    budget cannot be held.
+    With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget; with
+    `cheap_share`, what is cheap up to that share of its work, where nothing else is asked. What is computed again has the same
+    bits: random numbers are drawn once and kept. Raises PlanError if the budget cannot be held.
     """
 
     budget: MemoryBudget | None = None

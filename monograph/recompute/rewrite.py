@@ -9,11 +9,11 @@ from typing import Final
 
 from torch import fx
 
-from monograph.ir.meta import origin, set_origin
+from monograph.ir.meta import computes, origin, set_origin
 from monograph.ir.program import Program
 from monograph.passes.dce import dce
 from monograph.plan.alias import aliases
-from monograph.recompute.problem import Unit, computes
+from monograph.recompute.problem import Unit
 
 _SUFFIX: Final = "_again"
 

@@ -13,22 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import monograph as mg
-from tests.support.llama import SEVEN_BILLION, SEVENTY_BILLION, Llama, Shape, next_word_loss
-
-
-class Training(mg.Graph):
-    """A step of a decoder with AdamW."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        with torch.device("meta"):
-            self.model = Llama(shape)
-            self.add_optimizer(torch.optim.AdamW(self.model.parameters()))
-
-    def build(self, tokens: Tensor) -> Tensor:
-        loss = next_word_loss(self.model(tokens), tokens)
-        loss.backward()
-        return loss
+from tests.support.llama import SEVEN_BILLION, SEVENTY_BILLION, Shape, Training
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import monograph as mg
-from tests.support.llama import SEVENTY_BILLION, Llama, Shape, next_word_loss
+from tests.support.llama import SEVENTY_BILLION, Shape, Training
 
 
 class Classifier(mg.Graph):
@@ -123,18 +123,6 @@ def test_nothing_is_changed() -> None:
 
 
 def test_a_decoder_without_memory() -> None:
-    class Training(mg.Graph):
-        def __init__(self, shape: Shape) -> None:
-            super().__init__()
-            with torch.device("meta"):
-                self.model = Llama(shape)
-                self.add_optimizer(torch.optim.AdamW(self.model.parameters()))
-
-        def build(self, tokens: Tensor) -> Tensor:
-            loss = next_word_loss(self.model(tokens), tokens)
-            loss.backward()
-            return loss
-
     shape = Shape(layers=2, width=256, heads=8, groups=2, inner=512, words=1000, length=128)
     assert shape.groups < SEVENTY_BILLION.groups
     found = Training(shape).max_batch(mg.spec((1, 128), torch.int64, "meta"), memory=2**30)

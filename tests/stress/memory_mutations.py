@@ -26,7 +26,7 @@ MEMORY: tuple[Mutation, ...] = (
     Mutation("plan", "return any(_size_indexed(item) == _size_indexed(node) for item in readers)", "return bool(readers)", PLAN, file="plan/updates/failing", is_new=True),
     Mutation("plan", " or origin(node).again:", ":", ("recompute/test_budgets.py",), file="plan/updates/failing", is_new=True),
     Mutation("plan", "read = [last_read.get(storage, -1) for name in written for storage in memory.possible[name]]", "read = [-1 for name in written]", ("plan", "runtime/test_in_place.py"), file="plan/updates/schedule", is_new=True),
-    Mutation("plan", "last_read[next(iter(memory.certain[source.name]))] == places[node]", "places[node] >= 0", PLAN, file="plan/overwrite", is_new=True),
+    Mutation("plan", "lives[next(iter(memory.certain[source.name]))].last_read == node.name", "bool(lives)", PLAN, file="plan/overwrite", is_new=True),
     Mutation("plan", "        view.place.block.writer = node.name\n", "", PLAN, file="plan/simulate", is_new=True),
     Mutation("backends", "                torch._foreach_copy_(state, before)\n", "                pass\n", ("runtime/test_cut_short.py",), file="backends/python/two_parts", is_new=True),
     Mutation("recompute", "return self.schedules[-1].peak", "return self.schedules[0].peak", ("recompute",)),

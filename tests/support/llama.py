@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import monograph as mg
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -102,3 +104,18 @@ class Llama(nn.Module):
 def next_word_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     """The loss of each word but the first."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Training(mg.Graph):
+    """A step of a decoder with AdamW, on the device meta."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.model = Llama(shape)
+            self.add_optimizer(torch.optim.AdamW(self.model.parameters()))
+
+    def build(self, tokens: Tensor) -> Tensor:
+        loss = next_word_loss(self.model(tokens), tokens)
+        loss.backward()
+        return loss

@@ -27,7 +27,6 @@ from monograph.plan.plan import Plan
 from monograph.user_code.lines import Origin
 
 _FILES = count()
-_LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 
 
 def generated(plan: Plan, *, quick: bool = False, own: Iterable[Any] = ()) -> Generated:

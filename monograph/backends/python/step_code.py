@@ -10,7 +10,7 @@ from torch import fx
 
 from monograph.backends.python.entries import Invocation
 from monograph.elementwise.updates import CompiledUpdate
-from monograph.ir.meta import form, grad_mode, output_nodes
+from monograph.ir.meta import computes, form, grad_mode, output_nodes
 from monograph.ir.printer import Spell, call_text, function_code, module_and_phase, spell_value
 from monograph.plan.updates.counterparts import NumberTensors, op_in_place
 from monograph.plan.updates.groups import TailCall
@@ -86,7 +86,7 @@ class StepCode:
         graph, tail = schedule.plan.program.graph, schedule.tail
         self._outputs, self._over = output_nodes(graph), schedule.over
         first = set(schedule.first)
-        self._second = [op for op in graph.nodes if op.op.startswith("call_") and op not in first]
+        self._second = [op for op in graph.nodes if computes(op) and op not in first]
         read = [item for op in self._second for item in op.all_input_nodes]
         returned = [item for item in self._outputs if isinstance(item, fx.Node)]
         made = set(self._second)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -26,9 +25,6 @@ from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.printer import branch_code
 from monograph.plan.updates.schedule import Schedule
 from monograph.runtime.runner import Runner
-
-_FILES = count()
-_LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 
 
 def in_two_parts(

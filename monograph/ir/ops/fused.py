@@ -17,7 +17,7 @@ from monograph.ir.memory import marked_arguments
 
 _LIBRARY: Final = torch.library.Library("monograph", "FRAGMENT")
 GRADIENTS: Final = "grads"
-OF_SCALERS: Final = ("grad_scale", "found_inf")
+_OF_SCALERS: Final = ("grad_scale", "found_inf")
 FUSED_NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
 
 
@@ -53,11 +53,15 @@ FUSED: Final[Mapping[Any, Any]] = dict(
 IN_PLACE: Final[Mapping[Any, Any]] = {ours: in_place for in_place, ours in FUSED.items()}
 
 
+def has_scaler(node: fx.Node) -> bool:
+    """True for a fused update that a scaler gives its numbers: it changes gradients, too."""
+    given = named_arguments(node.target, node.args, node.kwargs)
+    return any(given.get(name) is not None for name in _OF_SCALERS)
+
+
 def left_as_they_are(node: fx.Node) -> frozenset[fx.Node]:
     """Of those values the ones that keep their numbers: gradients, which only a scaler changes."""
-    if node.target not in IN_PLACE or any(
-        named_arguments(node.target, node.args, node.kwargs).get(name) for name in OF_SCALERS
-    ):
+    if node.target not in IN_PLACE or has_scaler(node):
         return frozenset()
     return frozenset(named_arguments(node.target, node.args, node.kwargs)[GRADIENTS])
 

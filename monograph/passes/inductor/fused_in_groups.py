@@ -10,7 +10,7 @@ from torch import fx
 
 from monograph.compat.ops import named_arguments
 from monograph.ir.meta import form, set_value, value
-from monograph.ir.ops.fused import GRADIENTS, IN_PLACE, OF_SCALERS
+from monograph.ir.ops.fused import GRADIENTS, IN_PLACE, has_scaler
 from monograph.ir.program import Program
 
 
@@ -36,18 +36,14 @@ def fused_in_groups(program: Program, most_bytes: int) -> Program:
             new[node] = _taken(graph, node, *result)
         else:
             new[node] = graph.node_copy(node, new.__getitem__)
-            new[node].meta = dict(node.meta)
     return program.with_graph(graph)
 
 
 def _groups(node: fx.Node, place: Callable[[fx.Node], int], most_bytes: int) -> list[list[int]] | None:
     """The positions in the lists of an update that belong together; None where there is nothing to take apart."""
-    if node.target not in IN_PLACE or not _is_taken_apart(node):
+    if node.target not in IN_PLACE or has_scaler(node) or not _is_taken_apart(node):
         return None
-    given = named_arguments(node.target, node.args, node.kwargs)
-    if any(given.get(name) is not None for name in OF_SCALERS):
-        return None
-    gradients: Sequence[fx.Node] = given[GRADIENTS]
+    gradients: Sequence[fx.Node] = named_arguments(node.target, node.args, node.kwargs)[GRADIENTS]
     groups: list[list[int]] = []
     held = 0
     for index in sorted(range(len(gradients)), key=lambda index: place(gradients[index])):

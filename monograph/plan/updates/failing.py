@@ -29,37 +29,12 @@ _CHECKED_BY: Final[Mapping[Any, tuple[Any, int, int | None]]] = {
     aten.max_pool3d_with_indices_backward.default: (aten.max_pool3d_with_indices.default, 7, None),
 }
 
-
-_IN_ORDER: Final = frozenset(
-    f"aten::{name}"
-    for name in [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "mv",
-        "dot",
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "embedding",
-        "embedding_dense_backward",
-        "native_layer_norm",
-        "native_layer_norm_backward",
-        "cat",
-        "stack",
-        "full",
-        "zeros",
-        "ones",
-        "arange",
-        "nll_loss_forward",
-        "nll_loss_backward",
-        "select_backward",
-        "slice_backward",
-        "max_pool2d_with_indices_backward",
-    ]
-)
+_CONTIGUOUS: Final = """
+    mm addmm bmm baddbmm mv dot sum mean amax amin embedding embedding_dense_backward native_layer_norm
+    native_layer_norm_backward cat stack full zeros ones arange nll_loss_forward nll_loss_backward select_backward
+    slice_backward max_pool2d_with_indices_backward
+"""
+_IN_ORDER: Final = frozenset(f"aten::{name}" for name in _CONTIGUOUS.split())
 
 
 def can_fail(node: fx.Node) -> bool:
@@ -93,8 +68,7 @@ def views_hold(graph: fx.Graph, ops: Iterable[fx.Node]) -> bool:
             or ((is_view(node) or node.target is operator.getitem) and node.all_input_nodes[0] in sure)
         ):
             sure.add(node)
-    names = {node.name for node in sure}
-    return all(node.all_input_nodes[0].name in names for node in ops if node.target is aten.view.default)
+    return all(node.all_input_nodes[0] in sure for node in ops if node.target is aten.view.default)
 
 
 def _is_contiguous(node: fx.Node) -> bool:

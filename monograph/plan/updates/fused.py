@@ -13,7 +13,7 @@ from torch import fx
 from monograph.compat.ops import named_arguments
 from monograph.ir.memory import marked_names
 from monograph.ir.meta import compute_nodes, form, output_nodes
-from monograph.ir.ops.fused import GRADIENTS, IN_PLACE, OF_SCALERS
+from monograph.ir.ops.fused import GRADIENTS, IN_PLACE, has_scaler
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases
 
@@ -37,13 +37,12 @@ class FusedUpdate:
 def fused_updates(program: Program, state: Mapping[int, fx.Node], memory: Aliases) -> Iterator[FusedUpdate]:
     """Those that give nothing but outputs, of which some replace the `state` at their positions."""
     for node in compute_nodes(program.graph):
-        if node.target in IN_PLACE:
+        if node.target in IN_PLACE and not has_scaler(node):
             given = named_arguments(node.target, node.args, node.kwargs)
-            if all(given.get(name) is None for name in OF_SCALERS):
-                lists = {name: given[name] for name in marked_names(IN_PLACE[node.target], writes=True)}
-                found = _followed(node, lists, program.graph, state, memory)
-                if found is not None and _is_apart(found, memory):
-                    yield found
+            lists = {name: given[name] for name in marked_names(IN_PLACE[node.target], writes=True)}
+            found = _followed(node, lists, program.graph, state, memory)
+            if found is not None and _is_apart(found, memory):
+                yield found
 
 
 def _followed(

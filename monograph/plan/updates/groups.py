@@ -39,32 +39,10 @@ class TailCall:
         return [number for number in found if number is not None]
 
 
-def calls_of(tail: Tail, *, chunk_bytes: int = CHUNK_BYTES) -> list[TailCall]:
-    """The calls in the order in which they run.
-
-    Families run in chunks, so that what they make for a while takes little memory; those in one chunk step by step at once.
-    """
-    return [call for chunk in _chunks(tail, chunk_bytes) for call in chunk_calls(chunk, tail)]
-
-
 def early_calls_of(tail: Tail) -> list[TailCall]:
     """The early ops that run together, each group in one call."""
     steps = _alike([(op,) for op in tail.early], {})
     return [call for call in steps if len(call.ops) > 1]
-
-
-def _chunks(tail: Tail, chunk_bytes: int) -> Iterator[list[tuple[fx.Node, ...]]]:
-    chunk: list[tuple[fx.Node, ...]] = []
-    held = 0
-    for family in tail.families:
-        nbytes = family_bytes(family)
-        if chunk and held + nbytes > chunk_bytes:
-            yield chunk
-            chunk, held = [], 0
-        chunk.append(family)
-        held += nbytes
-    if chunk:
-        yield chunk
 
 
 def family_bytes(family: Sequence[fx.Node]) -> int:

@@ -10,7 +10,7 @@ from torch import fx
 
 from monograph.compat.ops import has_effect, is_custom, is_random
 from monograph.ir.call.nested import leaves_in
-from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, computes, form, value
 from monograph.ir.ops.fused import left_as_they_are, written_over
 from monograph.plan.alias import Aliases, Storage, aliases
 from monograph.plan.lifetime import frees
@@ -22,7 +22,6 @@ from monograph.plan.updates.groups import CHUNK_BYTES, TailCall, chunk_calls, ea
 from monograph.plan.updates.tail import Tail
 
 _LEAST_CHUNK: Final = 1 << 15  # bytes
-_COMPUTED: Final = ("call_function", "call_method", "call_module")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def schedule(
         early,
         second,
         tuple(numbers),
-        min(tail.largest, *map(largest_of, dtypes), tail.largest),
+        min([tail.largest, *map(largest_of, dtypes)]),
     )
 
 
@@ -88,7 +87,7 @@ def _two_parts(plan: Plan, tail: Tail, known: Container[Any]) -> tuple[list[fx.N
     Ops that make numbers of state and of constants alone run early, wherever they are: they hold next to no memory.
     """
     last = set(tail.ops)
-    ops = [node for node in plan.program.graph.nodes if node.op in _COMPUTED and node not in last]
+    ops = [node for node in plan.program.graph.nodes if computes(node) and node not in last]
     light = light_ops(plan.program.graph)
     failing = [
         index for index, op in enumerate(ops) if op not in light and op.target not in known and can_fail(op)
@@ -106,7 +105,7 @@ def light_ops(graph: fx.Graph) -> set[fx.Node]:
             is_random(node.target) or is_custom(node.target) or has_effect(node.target)
         ):
             values = (node, *node.all_input_nodes)
-            outside = (item for item in node.all_input_nodes if item.op in _COMPUTED)
+            outside = (item for item in node.all_input_nodes if computes(item))
             if all(map(_is_single, values)) and all(item in found for item in outside):
                 found.add(node)
     return found
@@ -195,7 +194,7 @@ def _rebuilt(
 ) -> Schedule:
     graph = plan.program.graph
     taken = _taken(tail)
-    order = [node for node in graph.nodes if node.op not in (*_COMPUTED, "output")]
+    order = [node for node in graph.nodes if not computes(node) and node.op != "output"]
     order += first
     for call in second:
         order += [item for op in call.ops for item in (op, *taken.get(op, ()))]
@@ -211,8 +210,9 @@ def _rebuilt(
     here_tail = tail.on(program)
     grouped = {op.name for call in early for op in call.ops}
     apart = {*here_tail.ops, *(named[name] for name in grouped)}
-    over = overwrites(program.graph, aliases(program, into), apart=apart, kept=tail.written)
+    over = overwrites(program.graph, aliases(program, into), apart=apart)
     into |= {op.name: item.source.name for op, item in over.items()}
+    calls = tuple(map(here, second))
     memory = aliases(program, into)
     dead = frees(program.graph, kept=tail.written, together=together)
     inside = {part.program.name: part.memory for part in plan.parts}
@@ -224,10 +224,10 @@ def _rebuilt(
         over,
         tuple(named[op.name] for op in first),
         tuple(map(here, early)),
-        tuple(map(here, second)),
+        calls,
         tuple(named[item.name] for item in numbers),
         largest,
-        views_hold(program.graph, (op for call in second for op in call.ops)),
+        views_hold(program.graph, (op for call in calls for op in call.ops)),
     )
 
 
