@@ -86,13 +86,13 @@ def _refused(inputs: list[Any]) -> Sequence[Any]:
 
 
 def _is_without_data(bound: BoundProgram, leaves: Sequence[Any]) -> bool:
-    """True if state or an argument is on the device meta."""
+    """True if state is on the device meta, or an argument where there is no state."""
     state = [
         source.value
         for port, source in zip(bound.program.inputs, bound.sources, strict=True)
         if isinstance(source, Fixed) and port.role is not Role.CAPTURED
     ]
-    devices = [item.device for item in (*state, *leaves) if isinstance(item, (torch.Tensor, Spec))]
+    devices = [item.device for item in state or leaves if isinstance(item, (torch.Tensor, Spec))]
     return any(torch.device(device).type == "meta" for device in devices)
 
 

@@ -169,5 +169,5 @@ def test_the_process_needs_what_was_said_before():
         check=True,
     )
     planned, resident = map(int, done.stdout.split())
-    assert planned > 100 * 2**20
+    assert planned > 64 * 2**20  # beside it what else a process takes is little
     assert resident == pytest.approx(planned, rel=0.05)

@@ -86,7 +86,7 @@ class Inputs:
     )  # what arguments were compared with by `is`
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
-    without_data: bool = False  # state or arguments are on the device meta
+    without_data: bool = False  # state is on the device meta, or the arguments where there is no state
     free: dict[int, torch.Tensor] = field(
         default_factory=dict
     )  # id of the fake of a free tensor → the tensor
@@ -208,11 +208,14 @@ class Inputs:
     def add_arguments(self, call: Call) -> list[Any]:
         """The arguments of a call; gives the leaves that build() sees."""
         leaves: list[Any] = []
+        if not self.by_real:
+            self.without_data = any(
+                isinstance(key, TensorKey) and key.device.type == "meta" for key in call.keys
+            )
         for index, (leaf, path) in enumerate(zip(call.leaves, call.paths(), strict=True)):
             if call.keys[index] is int or (type(leaf) is float and math.isfinite(leaf)):
                 leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
             elif isinstance(leaf, torch.Tensor):
-                self.without_data |= leaf.is_meta
                 if id(leaf) not in self.by_real:
                     form = _form(call, index)
                     fake = self._varying_fake(leaf, form) if varies(form.shape) else self._fake(leaf)
@@ -231,9 +234,9 @@ class Inputs:
         shape, stride = (
             [size_number(self.moving, size) for size in sizes] for sizes in (key.shape, key.stride)
         )
-        self.without_data |= key.device.type == "meta"
+        device = planned_device(key.device) if self.without_data else key.device
         with self.mode:
-            return torch.empty_strided(shape, stride, dtype=key.dtype, device=planned_device(key.device))
+            return torch.empty_strided(shape, stride, dtype=key.dtype, device=device)
 
     def _varying_fake(self, real: torch.Tensor, key: TensorKey) -> torch.Tensor:
         """The fake of an argument with sizes that vary."""
