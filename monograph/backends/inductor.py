@@ -40,6 +40,7 @@ from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.one_piece import hold_in_one_piece
 from monograph.runtime.runner import Runner
+from monograph.runtime.workspaces import Workspaces
 from monograph.settings import Settings
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
@@ -173,7 +174,14 @@ def _compile_module(flat: Flat, library: Path, *, copied: bool = False) -> None:
     module = flat.apart() if copied else flat.module
     try:
         _inductor.compile_to_library(
-            module, flat.examples, flat.device, library, kept, flagged=flat.is_flagged, copied=copied
+            module,
+            flat.examples,
+            flat.device,
+            library,
+            kept,
+            Workspaces().allocated_by,
+            flagged=flat.is_flagged,
+            copied=copied,
         )
     except Exception as error:
         if copied or not _inductor.is_unordered(error):

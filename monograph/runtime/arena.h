@@ -1,7 +1,9 @@
 // Memory for the tensors of a step that takes and gives back the same blocks each time: one piece for all of them, in which each
-// block has its place. The first run is watched; then places are found, by the best of three orders, so that blocks which live
+// block has its place. The first run is watched; then places are found, by the best of some orders, so that blocks which live
 // at the same time do not meet. A later run gets them as long as it does what that one did: the same sizes, in the same order.
 // Where it does something else, it gets memory as all others do from there on, and the next run is watched again.
+//
+// Libraries may give back a block by `raw_deleter`, without the function that came with it: `free_any` finds out whose it is.
 
 #include <malloc.h>
 #include <sys/mman.h>
@@ -18,6 +20,7 @@
 namespace monograph {
 
 constexpr size_t SMALL = 16384, UNIT = 64, MOST_MISSES = 8;  // bytes, bytes, runs of one step
+constexpr size_t MOST_TRIES = 64, MOST_COMPARED = 1 << 25;  // to place the blocks of a step
 
 struct Event {  // a block is taken, or given back
   int block;
@@ -44,6 +47,14 @@ std::unordered_map<void*, int> blocks;  // that are taken from `memory`, and tho
 std::unordered_map<void*, int> watched;
 Run run;
 thread_local bool is_here = false;  // the run is one of this thread
+
+struct Count {  // bytes that a thread holds of what it has taken since the count began, and the most that it has held
+  size_t now = 0, most = 0;
+};
+
+thread_local Count* count = nullptr;
+std::unordered_map<void*, size_t> counted;  // bytes by block
+c10::DeleterFnPtr free_others = nullptr;
 
 void given_back(int block) {
   if (!run.steps) return;
@@ -79,13 +90,48 @@ void free_block(void* pointer) {
   blocks.erase(found);
 }
 
+void free_counted(void* pointer) {
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    auto found = counted.find(pointer);
+    if (found != counted.end()) {
+      if (count) count->now -= std::min(count->now, found->second);
+      counted.erase(found);
+    }
+  }
+  c10::profiledCPUMemoryReporter().Delete(pointer);
+  c10::free_cpu(pointer);
+}
+
+void free_any(void* pointer) {
+  c10::DeleterFnPtr free = free_others;
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    if (blocks.count(pointer)) free = &free_block;
+    else if (watched.count(pointer)) free = &free_watched;
+    else if (counted.count(pointer)) free = &free_counted;
+  }
+  free(pointer);
+}
+
 struct Blocks final : c10::Allocator {
   c10::Allocator* others;
   explicit Blocks(c10::Allocator* others) : others(others) {}
 
   c10::DataPtr allocate(size_t bytes) override {
+    if (count) return counted_block(bytes);
     if (!is_here || bytes < SMALL) return others->allocate(bytes);
     return run.steps->is_known ? placed(bytes) : noted(bytes);
+  }
+
+  c10::DataPtr counted_block(size_t bytes) {
+    void* made = c10::alloc_cpu(bytes);
+    c10::profiledCPUMemoryReporter().New(made, bytes);
+    std::lock_guard<std::mutex> guard(lock);
+    counted[made] = bytes;
+    count->now += bytes;
+    count->most = std::max(count->most, count->now);
+    return {made, made, &free_counted, c10::Device(c10::DeviceType::CPU)};
   }
 
   c10::DataPtr noted(size_t bytes) {
@@ -120,7 +166,7 @@ struct Blocks final : c10::Allocator {
     return others->allocate(bytes);
   }
 
-  c10::DeleterFnPtr raw_deleter() const override { return others->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
@@ -153,6 +199,18 @@ size_t place(std::vector<Life>& order) {  // gives the bytes of all together
   return total;
 }
 
+size_t most_alive(const std::vector<Life>& lives) {  // the bytes that any way to place them takes
+  std::vector<std::pair<size_t, long>> changes;
+  for (const auto& life : lives) {
+    changes.push_back({life.begin, long(life.bytes)});
+    changes.push_back({life.end, -long(life.bytes)});
+  }
+  std::sort(changes.begin(), changes.end());
+  long now = 0, most = 0;
+  for (const auto& change : changes) most = std::max(most, now += change.second);
+  return most;
+}
+
 void find_places(Steps& steps) {
   std::vector<Life> lives(steps.places.size());
   for (size_t i = 0; i < steps.events.size(); i++) {
@@ -165,14 +223,26 @@ void find_places(Steps& steps) {
   auto by_bytes = [](const Life& a, const Life& b) { return a.bytes > b.bytes; };
   auto by_length = [](const Life& a, const Life& b) { return a.end - a.begin > b.end - b.begin; };
   auto by_both = [](const Life& a, const Life& b) { return a.bytes * (a.end - a.begin) > b.bytes * (b.end - b.begin); };
+  auto by_begin = [](const Life& a, const Life& b) { return a.begin < b.begin; };
+  auto by_end = [](const Life& a, const Life& b) { return a.end > b.end; };
+  const size_t least = most_alive(order);
+  // of n blocks, a try takes n * n comparisons
+  const size_t tries = 1 + MOST_COMPARED / std::max<size_t>(1, order.size() * order.size());
   steps.total = SIZE_MAX;
-  for (bool (*first)(const Life&, const Life&) : {+by_bytes, +by_length, +by_both}) {
+  for (bool (*first)(const Life&, const Life&) : {+by_bytes, +by_length, +by_both, +by_begin, +by_end}) {
     std::vector<Life> tried = order;
     std::stable_sort(tried.begin(), tried.end(), first);
-    size_t total = place(tried);
-    if (total >= steps.total) continue;
-    steps.total = total;
-    for (const auto& life : tried) steps.places[life.block] = life.place;
+    for (size_t i = 0; i < std::min(tries, MOST_TRIES) && steps.total > least; i++) {
+      size_t total = place(tried);
+      if (total < steps.total) {
+        steps.total = total;
+        for (const auto& life : tried) steps.places[life.block] = life.place;
+      }
+      // those that reach too far choose first the next time
+      std::stable_partition(tried.begin(), tried.end(), [least](const Life& life) {
+        return life.place + life.bytes > least;
+      });
+    }
   }
 }
 
@@ -191,7 +261,18 @@ extern "C" {
 
 void monograph_install() {
   static auto* blocks = new monograph::Blocks(c10::GetCPUAllocator());
+  monograph::free_others = blocks->others->raw_deleter();
   c10::SetCPUAllocator(blocks, 0);
+}
+
+void monograph_begin_count() { monograph::count = new monograph::Count(); }
+
+size_t monograph_end_count() {
+  using namespace monograph;
+  size_t most = count->most;
+  delete count;
+  count = nullptr;
+  return most;
 }
 
 void* monograph_new_steps() { return new monograph::Steps(); }

@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +33,7 @@ def hold_in_one_piece(library: Path) -> bool:
     gets memory from the heap, and so does one that takes other sizes than before. Gives False, and does nothing, if
     MONOGRAPH_RETURN_MEMORY is set, where there is no compiler, and on systems without glibc.
     """
-    has_glibc = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")
-    code = _code() if has_glibc and not os.environ.get(_OFF) else None
+    code = _code_here()
     if code is None:
         return False
     use = getattr(ctypes.CDLL(str(library)), IN_ONE_PIECE, None)
@@ -53,6 +53,24 @@ def give_back() -> None:
         code.monograph_give_back()
 
 
+def most_allocated(run: Callable[[], object]) -> int | None:
+    """The most bytes of blocks at once that `run` takes from torch's allocator on this thread; None where that is not known."""
+    code = _code_here()
+    if code is None:
+        return None
+    code.monograph_begin_count()
+    try:
+        run()
+    finally:
+        most = int(code.monograph_end_count())
+    return most
+
+
+def _code_here() -> Any:
+    has_glibc = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")
+    return _code() if has_glibc and not os.environ.get(_OFF) else None
+
+
 @cache
 def _code() -> Any:
     """The library, which torch asks for memory from now on; None where there is none."""
@@ -70,5 +88,6 @@ def _code() -> Any:
     code.monograph_begin.restype = ctypes.c_bool
     code.monograph_begin.argtypes = [ctypes.c_void_p]
     code.monograph_end.argtypes = [ctypes.c_bool]
+    code.monograph_end_count.restype = ctypes.c_size_t
     code.monograph_install()
     return code

@@ -222,7 +222,9 @@ def options_of_a_compilation(monkeypatch, tmp_path) -> dict[str, Any]:
 
     monkeypatch.setattr(_inductor, "_made", made)
     module = torch.fx.symbolic_trace(nn.Identity())
-    _inductor.compile_to_library(module, [], torch.device("cpu"), tmp_path / "step.so", lambda *_: None)
+    _inductor.compile_to_library(
+        module, [], torch.device("cpu"), tmp_path / "step.so", lambda *_: None, lambda *_: 0
+    )
     return told
 
 

@@ -15,6 +15,8 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends import inductor
+from monograph.runtime.one_piece import most_allocated
+from monograph.runtime.workspaces import Workspaces
 from tests.support import assert_same
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the heap is used")
@@ -140,13 +142,56 @@ def test_where_it_cannot_be_the_heap_is_used(monkeypatch: pytest.MonkeyPatch):
     assert graph.backend == "inductor"
 
 
+def test_what_a_kernel_takes_for_itself_is_counted():
+    x, weight = torch.randn(4, 16, 64, 64), torch.randn(32, 16, 3, 3)
+    options = None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    kept: list[torch.Tensor] = []
+    assert most_allocated(lambda: kept.append(torch.empty(1 << 20))) == 4 << 20
+    assert most_allocated(lambda: [torch.empty(1 << 20) for _ in range(5)]) == 20 << 20
+    assert (
+        most_allocated(lambda: [torch.empty(1 << 20).sum() for _ in range(5)]) < 5 << 20
+    )  # one after the other
+    known = Workspaces()
+    op, like = torch.ops.aten.convolution.default, (x.to("meta"), weight.to("meta"))
+    most = known.allocated_by(op, (*like, *options), {})
+    made = op(x, weight, *options)
+    assert most >= made.nbytes
+    assert most == most_allocated(lambda: op(x, weight, *options))
+    assert most == known.allocated_by(op, (*like, *options), {})
+    assert known.allocated_by(torch.ops.aten.add.Tensor, (like[0], 1), {}) == 0  # no library's
+    assert known.allocated_by(op, (like[0].mT[:, :3], like[1], *options), {}) == 0  # does not fit
+    kept.clear()
+
+
+class Pictures(mg.Graph):
+    """A step of convolutions, whose kernels copy what they are given into blocks that they give back by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for before, after in ((3, 64), (64, 128), (128, 128), (128, 64)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+        self.model = nn.Sequential(*layers)
+        self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9))
+        self.config.backend("inductor")
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        return loss
+
+
 RESIDENT = """
+import sys
 import torch
 from benchmarks.worker import reset_peak, resident_bytes, trim_heap
 from monograph.runtime.one_piece import give_back
-from tests.backends.test_one_piece import Steps
+from tests.backends.test_one_piece import Pictures, Steps
 torch.set_num_threads(1)
-graph, x = Steps(), torch.zeros(16384, dtype=torch.long)
+graph, x = (Steps(), torch.zeros(16384, dtype=torch.long))
+if sys.argv[1] == "pictures":
+    graph, x = Pictures(), torch.zeros(8, 3, 96, 96)
 for _ in range(3):
     graph(x)
 give_back()
@@ -160,9 +205,10 @@ print(graph.builds[0].memory.peak_bytes, resident_bytes("VmHWM") - rest)
 
 
 @pytest.mark.long
-def test_the_process_needs_what_was_said_before():
+@pytest.mark.parametrize("which", ["text", "pictures"])
+def test_the_process_needs_what_was_said_before(which: str):
     done = subprocess.run(
-        [sys.executable, "-c", RESIDENT],
+        [sys.executable, "-c", RESIDENT, which],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

@@ -71,6 +71,7 @@ def compile_to_library(
     device: torch.device,
     goal: Path,
     keep: Keep,
+    allocated_by: Callable[..., int],
     *,
     flagged: bool = False,
     copied: bool = False,
@@ -79,7 +80,7 @@ def compile_to_library(
 
     `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. What the code takes for granted of sizes
     that vary, as Python over their names, is in a file beside it, and in another one the memory that it takes and gives back, at
-    the sizes that these examples have. `keep` keeps what libraries share.
+    the sizes that these examples have. `keep` keeps what libraries share; `allocated_by` says what the kernel of a call takes.
     Kernels that can fail come before the first write; if it is `flagged`, the first is that into the last input.
     `is_unordered` recognises the error if that cannot be; it can with `copied`, where the graph computes all apart.
     What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
@@ -88,7 +89,7 @@ def compile_to_library(
     kept = keep if device.type == "cpu" else None
     with (
         tempfile.TemporaryDirectory(prefix="monograph-", dir=goal.parent) as folder,
-        memory_noted() as noted,
+        memory_noted(allocated_by) as noted,
         _compiled(
             module,
             examples,

@@ -55,4 +55,7 @@ TAKE_ANY_VALUES: Final = frozenset(
         *(f"monograph::{name}" for name in _OURS.split()),
     }
 )
+LIBRARY_KERNELS: Final = frozenset(
+    _PRODUCTS.split()
+)  # of aten: products, convolutions, attention, Fourier transforms
 SPACES_OF_ANY_VALUES: Final = ("mkldnn", "mkl")  # all of their ops do

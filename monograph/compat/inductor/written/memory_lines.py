@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import torch
 from torch import fx
 
 from monograph.compat.patching import replaced
@@ -64,9 +64,10 @@ def notes_of(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def memory_noted() -> Iterator[list[Stretch]]:
+def memory_noted(allocated_by: Callable[..., int]) -> Iterator[list[Stretch]]:
     """While the block runs, the last compilation leaves in the list what its code takes and gives back, in order.
 
+    `allocated_by` says of an op and its arguments what its kernel takes.
     What: the method that settles which buffers take over the memory of others, and the lines as they are then.
     Degraded path: without them the list stays empty.
     """
@@ -80,7 +81,7 @@ def memory_noted() -> Iterator[list[Stretch]]:
     def settled(writer: Any, *args: Any, **options: Any) -> None:
         theirs(writer, *args, **options)
         try:
-            noted[:] = _Lines(writer).stretches()
+            noted[:] = _Lines(writer, allocated_by).stretches()
         except Exception as error:  # lines of another torch; the code is made of them all the same
             LOGGER.info("it is not known what memory compiled code takes: %s", error)
             noted.clear()
@@ -92,8 +93,9 @@ def memory_noted() -> Iterator[list[Stretch]]:
 class _Lines:
     """Reads lines. A name stands for memory, others may stand for the same; it is given back with the last of them."""
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, allocated_by: Callable[..., int]) -> None:
         self._writer = writer
+        self._allocated_by = allocated_by
         self._graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
         self._results = set(self._graph.get_output_names())
         self._memory: dict[str, str] = {}  # by the name of a buffer the one that has taken its memory
@@ -172,20 +174,29 @@ class _Lines:
         self._add(Taken(name, node, self._nbytes(buffer.get_layout()), "temporary"))
 
     def _work(self, call: Any) -> None:
-        """What a kernel of torch's takes besides its results, as far as that grows with them.
-
-        oneDNN's product copies a tensor that is not contiguous, such as a transposed one.
-        """
-        if type(call).__name__ != "LinearUnary":
-            return
-        given = call.inputs[0]
-        layout = given.get_layout()
-        if not layout.is_contiguous():
-            count = math.prod(map(self._size, layout.size))
+        """What a kernel of torch's takes besides its results."""
+        tensors = [self._like(item.get_layout()) for item in call.inputs]
+        ordered = getattr(call, "unflatten_args", None)
+        args, kwargs = (
+            ordered(tensors, call.constant_args) if ordered else ((*tensors, *call.constant_args), {})
+        )
+        args, kwargs = fx.node.map_aggregate((tuple(args), {**call.kwargs, **kwargs}), self._number)
+        most = self._allocated_by(call.op_overload, args, kwargs)
+        made = _flat(getattr(call, "outputs", None) or [call])
+        inside = most - sum(self._nbytes(item.get_layout()) for item in made if item.has_tensor_output())
+        if inside > 0:
             name = f"{call.get_name()} inside"
             node = _named(_in_order(call)) or self._stretches[-1].node
-            self._add(Taken(name, node, count * layout.dtype.itemsize, "inside"))
+            self._add(Taken(name, node, inside, "inside"))
             self._stretches[-1].left.append(name)
+
+    def _like(self, layout: Any) -> torch.Tensor:
+        shape, stride = ([*map(self._size, sizes)] for sizes in (layout.size, layout.stride))
+        return torch.empty_strided(shape, stride, dtype=layout.dtype, device="meta")
+
+    def _number(self, item: Any) -> Any:
+        """A number that was an expression of sizes."""
+        return self._size(item) if type(item).__module__.startswith("sympy") else item
 
     def _add(self, taken: Taken) -> None:
         if self._stretches[-1].left:  # the next call, after what the one before has given back
