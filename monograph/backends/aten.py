@@ -13,6 +13,7 @@ from monograph.kernels.tuned import TunedKernel
 from monograph.passes.inductor.foreach_to_single import single_on_cpus
 from monograph.passes.inductor.fused_in_groups import fused_in_groups
 from monograph.passes.inductor.inline_parts import inline_single_calls
+from monograph.passes.loss_in_blocks import loss_in_blocks
 from monograph.passes.run import Stage
 from monograph.plan.check import check_plan
 from monograph.plan.memory import MemoryPlan
@@ -72,6 +73,9 @@ def _scheduled(order: LoweringRequest, plan: Plan) -> Schedule | None:
 
 
 def in_single_ops(plan: Plan) -> Plan:
-    """The same without parts that are called once, and without ops on lists: on CPUs these are loops over single ops."""
-    program = single_on_cpus(inline_single_calls(plan.program))
+    """The same without parts that are called once, and without ops on lists: on CPUs these are loops over single ops.
+
+    The gradients of logits are there once, not twice.
+    """
+    program = loss_in_blocks(single_on_cpus(inline_single_calls(plan.program)))
     return plan if program is plan.program else make_plan(program)

@@ -6,6 +6,7 @@ own formulas compute in eager mode, in the same order. The recurrent layer of CP
 whatever the grad mode around it. Products of matrices, convolutions with one filter for each channel, attention, and
 cross-entropy, for which compiled backends write code (`native/`); attention gives what torch's op gives in one block,
 and so does the loop of a recurrent layer; cross-entropy gives the losses of rows with the gradient of the logits. The
+backward of a loss over classes with that of the softmax before it, by torch's kernels, some rows at a time. The
 update of a parameter as a C++ function. oneDNN's product under a name that compilers do not know: they would fuse it in
 ways that take constant weights. A copy that compilers do not take away. And a look at values that a kernel believes, for
 programs from files.
@@ -23,6 +24,7 @@ from monograph.native import KERNELS
 from monograph.native.recurrent_formulas import recurrence, recurrence_backward
 from monograph.native.update import UPDATES
 
+_BLOCK: Final = 1 << 18  # bytes of the gradient of logarithms that are there at once
 _LIBRARY: Final = torch.library.Library("monograph", "DEF")
 _LIBRARY.define("masked_sum(Tensor x, Tensor mask) -> Tensor")
 _LIBRARY.define("indexed_sum(Tensor x, int dim, Tensor index) -> Tensor")
@@ -62,6 +64,9 @@ _LIBRARY.define(
     "smooth_cross_entropy(Tensor logits, Tensor target, Tensor scale, Tensor uniform, int ignore_index)"
     " -> (Tensor, Tensor, Tensor)"
 )
+_CLASS_LOSS_BACKWARD: Final = "(Tensor grad, Tensor log_softmax, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, Tensor total_weight"
+_LIBRARY.define(f"class_loss_backward{_CLASS_LOSS_BACKWARD}) -> Tensor")
+_LIBRARY.define(f"class_loss_backward.out{_CLASS_LOSS_BACKWARD}, *, Tensor(a!) out) -> Tensor(a!)")
 _LIBRARY.define("update(Tensor[] tensors, Tensor numbers, int[] written, str name) -> Tensor[]")
 _LIBRARY.define(
     "recurrent_layer(Tensor x, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx,"
@@ -194,6 +199,27 @@ def smooth_cross_entropy_of_torch(
     return losses, softmax.sum(1), made
 
 
+def _class_loss_backward(grad: torch.Tensor, log_softmax: torch.Tensor, *args: Any) -> torch.Tensor:
+    return _class_loss_backward_out(grad, log_softmax, *args, out=torch.empty_like(log_softmax))
+
+
+def _class_loss_backward_out(
+    grad: torch.Tensor, log_softmax: torch.Tensor, target: torch.Tensor, *args: Any, out: torch.Tensor
+) -> torch.Tensor:
+    aten = torch.ops.aten
+    is_image = log_softmax.dim() > 2
+    backward = aten.nll_loss2d_backward.default if is_image else aten.nll_loss_backward.default
+    count = max(1, _BLOCK * len(log_softmax) // max(1, log_softmax.nbytes))
+    for first in range(0, len(log_softmax), count):
+        rows = slice(first, first + count)
+        block, given = log_softmax[rows], grad[rows] if grad.dim() else grad
+        made = backward(given, block, target[rows], *args)
+        aten._log_softmax_backward_data.out(
+            made, block, 1, block.dtype, out=out[rows]
+        )  # may be the memory of `block`
+    return out
+
+
 def _update(
     tensors: list[torch.Tensor], numbers: torch.Tensor, _written: list[int], name: str
 ) -> list[torch.Tensor]:
@@ -223,31 +249,6 @@ def _recurrent_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
     return results
 
 
-for _name, _kernel in (
-    ("masked_sum", _masked_sum),
-    ("indexed_sum", _indexed_sum),
-    ("taken", _taken),
-    ("linear", _linear),
-    ("within", _within),
-    ("formed", _formed),
-    ("apart", _apart),
-    ("product", _product),
-    ("depthwise", _depthwise),
-    ("depthwise_of_image", _depthwise_of_image),
-    ("depthwise_of_weight", _depthwise_of_weight),
-    ("attention", _attention),
-    ("attention_backward", _attention_backward),
-    ("recurrence", recurrence),
-    ("recurrence_backward", recurrence_backward),
-    ("cross_entropy", cross_entropy_of_torch),
-    ("smooth_cross_entropy", smooth_cross_entropy_of_torch),
-    ("update", _update),
-    ("recurrent_layer", _recurrent_layer),
-    ("recurrent_layer_backward", _recurrent_layer_backward),
-):
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-
-
 def _fake(name: str) -> Callable[..., Any]:
     """What an op of `native/` gives, without numbers."""
 
@@ -273,22 +274,42 @@ def _one_number(x: torch.Tensor, *_args: Any) -> torch.Tensor:
     return x.new_empty(())
 
 
+def _like_softmax(_grad: torch.Tensor, log_softmax: torch.Tensor, *_args: Any) -> torch.Tensor:
+    return torch.empty_like(log_softmax)
+
+
 def _sized(x: torch.Tensor, _indices: Any, size: list[int]) -> torch.Tensor:
     return x.new_empty(size)
 
 
-torch.library.register_fake("monograph::masked_sum", _one_number, lib=_LIBRARY)
-torch.library.register_fake("monograph::indexed_sum", _one_number, lib=_LIBRARY)
-torch.library.register_fake("monograph::taken", _sized, lib=_LIBRARY)
-torch.library.register_fake("monograph::linear", _linear, lib=_LIBRARY)
-torch.library.register_fake("monograph::within", _alias, lib=_LIBRARY)
-torch.library.register_fake("monograph::formed", _alias, lib=_LIBRARY)
-torch.library.register_fake("monograph::apart", _apart, lib=_LIBRARY)
-torch.library.register_fake("monograph::update", _updated, lib=_LIBRARY)
-torch.library.register_fake("monograph::recurrent_layer", _aten_layer, lib=_LIBRARY)
-torch.library.register_fake("monograph::recurrent_layer_backward", _recurrent_layer_backward, lib=_LIBRARY)
-for _name in KERNELS:
-    torch.library.register_fake(_name, _fake(_name), lib=_LIBRARY)
+_described: Callable[..., Any] | None
+for _name, _kernel, _described in (
+    ("masked_sum", _masked_sum, _one_number),
+    ("indexed_sum", _indexed_sum, _one_number),
+    ("taken", _taken, _sized),
+    ("linear", _linear, _linear),
+    ("within", _within, _alias),
+    ("formed", _formed, _alias),
+    ("apart", _apart, _apart),
+    ("product", _product, None),
+    ("depthwise", _depthwise, None),
+    ("depthwise_of_image", _depthwise_of_image, None),
+    ("depthwise_of_weight", _depthwise_of_weight, None),
+    ("attention", _attention, None),
+    ("attention_backward", _attention_backward, None),
+    ("recurrence", recurrence, None),
+    ("recurrence_backward", recurrence_backward, None),
+    ("cross_entropy", cross_entropy_of_torch, None),
+    ("smooth_cross_entropy", smooth_cross_entropy_of_torch, None),
+    ("class_loss_backward", _class_loss_backward, _like_softmax),
+    ("update", _update, _updated),
+    ("recurrent_layer", _recurrent_layer, _aten_layer),
+    ("recurrent_layer_backward", _recurrent_layer_backward, _recurrent_layer_backward),
+):
+    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    _name = f"monograph::{_name}"
+    torch.library.register_fake(_name, _described or _fake(_name), lib=_LIBRARY)
+_LIBRARY.impl("class_loss_backward.out", _class_loss_backward_out, "CompositeExplicitAutograd")
 
 MASKED_SUM: Final = torch.ops.monograph.masked_sum.default
 INDEXED_SUM: Final = torch.ops.monograph.indexed_sum.default
@@ -297,6 +318,7 @@ WITHIN: Final = torch.ops.monograph.within.default
 FORMED: Final = torch.ops.monograph.formed.default
 APART: Final = torch.ops.monograph.apart.default
 PRODUCT: Final = torch.ops.monograph.product.default
+CLASS_LOSS_BACKWARD: Final = torch.ops.monograph.class_loss_backward.default
 UPDATE: Final = torch.ops.monograph.update.default
 DEPTHWISE: Final = torch.ops.monograph.depthwise.default
 DEPTHWISE_OF_IMAGE: Final = torch.ops.monograph.depthwise_of_image.default

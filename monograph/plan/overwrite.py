@@ -30,9 +30,11 @@ from monograph.plan.lifetime import lifetimes
 _ROW_BY_ROW: Final = """
     threshold_backward gelu_backward hardtanh_backward silu_backward sigmoid_backward tanh_backward leaky_relu_backward
     elu_backward softplus_backward hardswish_backward hardsigmoid_backward softshrink_backward hardshrink_backward
-    _log_softmax_backward_data _softmax_backward_data
+    _log_softmax _softmax _log_softmax_backward_data _softmax_backward_data
 """
-_READ_FIRST: Final = frozenset(f"aten::{name}" for name in _ROW_BY_ROW.split())
+_READ_FIRST: Final = frozenset(
+    {*(f"aten::{name}" for name in _ROW_BY_ROW.split()), "monograph::class_loss_backward"}
+)
 # what shows all of its argument, and the same numbers
 _WHOLE: Final = (operator.getitem, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
@@ -74,7 +76,7 @@ def overwrites(graph: fx.Graph, memory: Aliases, *, apart: Container[fx.Node]) -
 @cache
 def op_into(op: Any) -> tuple[Any, str] | None:
     """The op that writes what `op` gives into memory that it is given, and the name of that; None if none does so safely."""
-    if not isinstance(op, OpOverload) or op.namespace != "aten":
+    if not isinstance(op, OpOverload):
         return None
     name = str(schema_of(op).name)
     if not is_pointwise(op) and name not in _READ_FIRST:

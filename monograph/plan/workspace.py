@@ -24,9 +24,8 @@ def result_bytes(node: fx.Node, index: int, described: TensorMeta) -> int:
     first = form(node.args[0]) if isinstance(node.args[0], fx.Node) else None
     if first is None or first.device.type != "cpu" or first.varies:
         return described.extent
-    has_batch_first = bool(node.args[14])
-    shape = (first.shape[1], first.shape[0], *first.shape[2:]) if has_batch_first else first.shape
-    return _recurrent_workspace(shape, first.dtype, tuple(node.args[9:14]), bool(node.args[15]))
+    # torch puts steps first, also for a layer whose batch comes first
+    return _recurrent_workspace(first.shape, first.dtype, tuple(node.args[9:14]), bool(node.args[15]))
 
 
 @lru_cache(maxsize=_TRIED)

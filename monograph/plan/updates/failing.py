@@ -15,18 +15,20 @@ from monograph.compat.inductor.checks.any_values import SPACES_OF_ANY_VALUES, TA
 from monograph.compat.ops import OpOverload, is_custom, is_pointwise, overload_name, schema_of
 from monograph.ir.memory import is_view
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, metas, origin, value
+from monograph.ir.own_ops import CLASS_LOSS_BACKWARD
 from monograph.layout import Layout
 
 aten = torch.ops.aten
-# Backwards that look at indices which an op before them has looked at: that op, and where each has the indices and the
+# Backwards that look at indices which an op before them has looked at: that op, one of these, and where each has the indices and the
 # tensor, or the number, that they index into. A result of the op has the indices where it finds them itself.
-_CHECKED_BY: Final[Mapping[Any, tuple[Any, int, int | None]]] = {
-    aten.embedding_dense_backward.default: (aten.embedding.default, 1, 1),
-    aten.nll_loss_backward.default: (aten.nll_loss_forward.default, 2, 1),
-    aten.nll_loss2d_backward.default: (aten.nll_loss2d_forward.default, 2, 1),
-    aten.index_put.default: (aten.index.Tensor, 1, 1),
-    aten.max_pool2d_with_indices_backward.default: (aten.max_pool2d_with_indices.default, 7, None),
-    aten.max_pool3d_with_indices_backward.default: (aten.max_pool3d_with_indices.default, 7, None),
+_CHECKED_BY: Final[Mapping[Any, tuple[tuple[Any, ...], int, int | None]]] = {
+    aten.embedding_dense_backward.default: ((aten.embedding.default,), 1, 1),
+    aten.nll_loss_backward.default: ((aten.nll_loss_forward.default,), 2, 1),
+    aten.nll_loss2d_backward.default: ((aten.nll_loss2d_forward.default,), 2, 1),
+    CLASS_LOSS_BACKWARD: ((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), 2, 1),
+    aten.index_put.default: ((aten.index.Tensor,), 1, 1),
+    aten.max_pool2d_with_indices_backward.default: ((aten.max_pool2d_with_indices.default,), 7, None),
+    aten.max_pool3d_with_indices_backward.default: ((aten.max_pool3d_with_indices.default,), 7, None),
 }
 
 _CONTIGUOUS: Final = """
@@ -131,7 +133,7 @@ def _fits(item: Any, largest: float) -> bool:
 
 def _was_checked(node: fx.Node) -> bool:
     """True if an op has looked at the very indices of this one before, for the same size."""
-    op, place, theirs = _CHECKED_BY[node.target]
+    ops, place, theirs = _CHECKED_BY[node.target]
     indices: Any = node.args[place]
     one = (
         indices
@@ -142,10 +144,10 @@ def _was_checked(node: fx.Node) -> bool:
         return False
     if theirs is None:
         source = one.args[0] if one.target is operator.getitem else None
-        if not isinstance(source, fx.Node) or source.target is not op:
+        if not isinstance(source, fx.Node) or source.target not in ops:
             return False
         return form(source.args[0]) == form(node.args[1])  # type: ignore[arg-type]
-    readers = [item for item in one.users if item.target is op and item.args[theirs] == indices]
+    readers = [item for item in one.users if item.target in ops and item.args[theirs] == indices]
     return any(_size_indexed(item) == _size_indexed(node) for item in readers)
 
 
