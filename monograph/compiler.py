@@ -17,7 +17,7 @@ from monograph.capture.guards.weak import objects_of
 from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
-from monograph.errors import BackendError, CaptureError
+from monograph.errors import BackendError, CaptureError, PlanError
 from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call
 from monograph.ir.call.varying import ones_in
@@ -245,9 +245,10 @@ def _runnable(
         )
     try:
         return _lowered(request, captured, first, settings, reason, number)
-    except BackendError as error:
+    except (BackendError, PlanError) as error:
         heard.check()
-        if settings == settings.plain():
+        may_hold_less = isinstance(error, BackendError) or settings.memory_budget is not None
+        if settings == settings.plain() or not may_hold_less:
             raise
         LOGGER.warning("%s: %s; the step runs on the aten backend", request.name, error)
         note = f"{settings.backend} could not be used: {error.message}"

@@ -17,7 +17,7 @@ from monograph.passes.loss_in_blocks import loss_in_blocks
 from monograph.passes.run import Stage
 from monograph.plan.check import check_plan
 from monograph.plan.memory import MemoryPlan
-from monograph.plan.plan import Plan, make_plan
+from monograph.plan.plan import Plan, make_plan, over_arguments
 from monograph.plan.updates.schedule import Schedule, schedule
 from monograph.plan.updates.tail import tail_of
 from monograph.runtime.runner import Runner
@@ -30,8 +30,8 @@ def lower(order: LoweringRequest) -> LoweredProgram:
     """The plan as generated Python; with other kernels only where the settings ask for them."""
     plan, stages, choices = program_to_run(order)
     scheduled = _scheduled(order, plan)
-    runner = Runner(generated(plan)) if scheduled is None else in_two_parts(scheduled)
-    run = plan if scheduled is None else scheduled.plan
+    run = _without_updates(plan) if scheduled is None else scheduled.plan
+    runner = Runner(generated(run)) if scheduled is None else in_two_parts(scheduled)
     notes = memory_notes(run.memory, plan)
     return LoweredProgram("aten", runner, stages, notes, choices, memory=run.memory, plan=run)
 
@@ -40,7 +40,15 @@ def plan_to_run(order: LoweringRequest) -> Plan:
     """The plan that `lower` makes run: with its updates in place, if there are some."""
     plan, _, _ = program_to_run(order)
     scheduled = _scheduled(order, plan)
-    return plan if scheduled is None else scheduled.plan
+    return _without_updates(plan) if scheduled is None else scheduled.plan
+
+
+def _without_updates(plan: Plan) -> Plan:
+    """A plan that updates no state in place as it runs."""
+    run = over_arguments(in_single_ops(plan))
+    if run is not plan:
+        check_plan(run)
+    return run
 
 
 def program_to_run(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -39,38 +38,33 @@ _READ_FIRST: Final = frozenset(
 _WHOLE: Final = (operator.getitem, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
-@dataclass(frozen=True)
-class Overwrite:
-    """The op that does the same into memory that it is given by the name `out`, and the argument whose memory that is."""
-
-    op: Any
-    out: str
-    source: fx.Node
-
-
-def overwrites(graph: fx.Graph, memory: Aliases, *, apart: Container[fx.Node]) -> dict[fx.Node, Overwrite]:
-    """The ops of a graph, in its order, that may write over an argument, without those that are `apart`.
+def overwrites(graph: fx.Graph, memory: Aliases, *, apart: Container[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The ops of a graph, in its order, that may write over an argument, and that, without those that are `apart`.
 
     That is memory which an op of torch has made and the argument fills, and which no value shows that is read later, or
     returned.
     """
-    found: dict[fx.Node, Overwrite] = {}
+    found: dict[fx.Node, fx.Node] = {}
     lives = lifetimes(graph, memory)
     makers = {node.name: node for node in graph.nodes}
     for node in graph.nodes:
-        described = form(node)
-        into = None if described is None or node in apart else op_into(node.target)
-        if into is None or described is None or not _fills_a_block(described):
+        if node in apart:
             continue
-        for source in dict.fromkeys(item for item in node.args if isinstance(item, fx.Node)):
-            if (
-                form(source) == described
-                and _may_go(node, source, described, memory, makers)
-                and lives[next(iter(memory.certain[source.name]))].last_read == node.name
-            ):
-                found[node] = Overwrite(*into, source)
+        for source in sources_of(node, memory, makers):
+            if lives[next(iter(memory.certain[source.name]))].last_read == node.name:
+                found[node] = source
                 break
     return found
+
+
+def sources_of(node: fx.Node, memory: Aliases, makers: Mapping[str, fx.Node]) -> Iterator[fx.Node]:
+    """The arguments that an op may write over, each if nothing else shows its memory later. `makers` are all nodes by name."""
+    described = form(node)
+    if described is None or op_into(node.target) is None or not _fills_a_block(described):
+        return
+    for source in dict.fromkeys(item for item in node.args if isinstance(item, fx.Node)):
+        if form(source) == described and _may_go(node, source, described, memory, makers):
+            yield source
 
 
 @cache

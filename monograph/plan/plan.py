@@ -11,6 +11,7 @@ from monograph.plan.alias import Aliases, aliases
 from monograph.plan.in_place import InPlace, in_place
 from monograph.plan.lifetime import frees
 from monograph.plan.memory import MemoryPlan, plan_memory
+from monograph.plan.overwrite import overwrites
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Plan:
     """The order of the program's nodes, the values that are freed after each op, and the bytes that are held.
 
     `in_place` says by position which outputs may be written into the input they replace, and from when on. It holds
-    as long as no inputs share memory. The subgraphs of a program write nothing. `into` has by name the ops that write over a
+    as long as no inputs share memory. The subgraphs of a program write nothing of its inputs. `into` has by name the ops that write over a
     value, and that; the outputs at the positions `written` are then in the state that they replace.
     """
 
@@ -57,6 +58,19 @@ def make_plan(program: Program) -> Plan:
     return plan
 
 
+def over_arguments(plan: Plan) -> Plan:
+    """The plan with results that are written over arguments, where nothing reads these any more."""
+    over = overwrites(plan.program.graph, plan.aliases, apart=())
+    if not over:
+        return plan
+    into = {op.name: item.name for op, item in over.items()}
+    memory = aliases(plan.program, into)
+    inside = {part.program.name: part.memory for part in plan.parts}
+    made = replace(plan, memory=plan_memory(plan.program, plan.frees, memory, inside), into=into)
+    vars(made)["aliases"] = memory  # known already
+    return made
+
+
 def _part_plan(part: Program) -> Plan:
     """The plan of a part, which leaves its arguments as they are."""
-    return replace(make_plan(part), in_place={})
+    return over_arguments(replace(make_plan(part), in_place={}))

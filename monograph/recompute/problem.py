@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import getitem
@@ -27,6 +27,7 @@ from monograph.ir.program import Program
 from monograph.passes.effects import is_pure
 from monograph.plan.alias import Aliases, Shown, aliases
 from monograph.plan.in_place import in_place
+from monograph.plan.overwrite import sources_of
 
 _FORWARD: Final = "forward"
 # ops whose results hold what was in memory before, and ops that may add up in the order in which threads come to it
@@ -85,8 +86,9 @@ class Problem:
     Storages have numbers. Those of inputs, and of new state, take no bytes of the program. A storage is held from
     `births` to `ends`, the position of its last reader. `readers` has for each the positions of its readers, in order, with
     the units that these are, or -1; `unit_of` the unit that drops it, or -1. `forced` are the units that are dropped in any
-    case: those in regions of activation checkpointing, but for what forward reads outside of its region. `inside` are bytes that the op at a position
-    holds while it runs, besides what it makes.
+    case: those in regions of activation checkpointing, but for what forward reads outside of its region. `inside` are bytes that
+    the op at a position holds while it runs, besides what it makes; `over` has positions of ops with a storage that each may
+    write its result over, if it is the last reader.
     """
 
     steps: int
@@ -100,6 +102,7 @@ class Problem:
     renewed: tuple[Renewed, ...]
     renewed_nbytes: Mapping[int, int]
     inside: Mapping[int, int]
+    over: tuple[tuple[int, int], ...]
 
     @cached_property
     def useful(self) -> tuple[int, ...]:
@@ -186,9 +189,10 @@ class _Reading:
         for item in leaving:
             readers[item].append((steps, -1))
         ends = [found[-1][0] if found else int(self.births[item]) for item, found in enumerate(readers)]
-        renewed = tuple(self._renewed())
+        renewed, over = tuple(self._renewed()), tuple(self._overwritable())
         held = {item.new: int(self.nbytes[item.new]) for item in renewed}
         self.nbytes[list(held)] = 0
+        self.nbytes[list(self._on_the_way(held, over, ends))] = 0
         return Problem(
             steps,
             tuple(replace(unit, late=late[index]) for index, unit in enumerate(units)),
@@ -201,6 +205,7 @@ class _Reading:
             renewed,
             held,
             dict(self._held_inside()),
+            over,
         )
 
     def _shown(self, node: fx.Node) -> Iterator[int]:
@@ -245,6 +250,26 @@ class _Reading:
             if isinstance(form, Shown) and len(form.certain) == 1:
                 (new,) = form.certain
                 yield Renewed(self.number[new], self.number[old])
+
+    def _overwritable(self) -> Iterator[tuple[int, int]]:
+        makers = {node.name: node for node in self.program.graph.nodes}
+        for position, node in enumerate(self.nodes):
+            for source in sources_of(node, self.memory, makers):
+                (storage,) = self._shown(source)
+                yield position, storage
+
+    def _on_the_way(
+        self, new: Container[int], over: Sequence[tuple[int, int]], ends: Sequence[int]
+    ) -> Iterator[int]:
+        """What becomes new state op by op, each over its first argument: that is the memory of the old state from the first one on."""
+        found: set[int] = set()
+        for position, item in reversed(over):
+            node = self.nodes[position]
+            (made,) = self.made[node]
+            is_first = isinstance(node.args[0], fx.Node) and item in self._shown(node.args[0])
+            if is_first and ends[item] == position and (made in new or made in found):
+                found.add(item)
+                yield item
 
     def _held_inside(self) -> Iterator[tuple[int, int]]:
         """What parts hold while they run, more than what they make."""

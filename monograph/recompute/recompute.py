@@ -14,6 +14,7 @@ from monograph.ir.meta import compute_nodes, computes, metas, origin, output_nod
 from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.program import Program
 from monograph.passes.inductor.foreach_to_single import single_on_cpus
+from monograph.passes.loss_in_blocks import loss_as_a_whole, loss_in_blocks
 from monograph.passes.run import OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.plan.updates.schedule import light_ops
@@ -35,7 +36,9 @@ def recompute_passes(program: Program, settings: Settings) -> tuple[Pass, ...]:
     if not is_asked and not settings.is_lean and not any(origin(node).region for node in program.ops()):
         return ()
     cheap = COMPILED_SHARE if settings.is_compiled else SHARE
-    return (OnWhole(Recompute(settings.memory_budget, share, cheap if settings.is_lean else 0.0)),)
+    cheap = cheap if settings.is_lean else 0.0
+    budget, is_compiled = settings.memory_budget, settings.is_compiled
+    return (OnWhole(Recompute(budget, share, cheap, is_compiled=is_compiled)),)
 
 
 def limit_of(program: Program, settings: Settings) -> int | None:
@@ -43,7 +46,7 @@ def limit_of(program: Program, settings: Settings) -> int | None:
     budget = settings.memory_budget
     if budget is None or budget.share is None:
         return None if budget is None else budget.nbytes
-    return budget.of(_Step(_as_it_runs(program)).whole())
+    return budget.of(_Step(_as_it_runs(program, is_compiled=settings.is_compiled)).whole())
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Recompute:
     budget: MemoryBudget | None = None
     free_share: float | None = None
     cheap_share: float = 0.0
+    is_compiled: bool = False
 
     @property
     def __name__(self) -> str:
@@ -67,18 +71,19 @@ class Recompute:
 
     def __call__(self, program: Program) -> Program:
         """The program with copies of ops in backward."""
-        step = _Step(_as_it_runs(program), self.cheap_share)
+        step = _Step(_as_it_runs(program, is_compiled=self.is_compiled), self.cheap_share)
         limit = None if self.budget is None else self.budget.of(step.whole())
         found = step.within(limit, self.free_share, _beside(program))
         if limit is not None and (peak := peak_of(found)) > limit:
             raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
         is_same = limit is None and sum(1 for _ in found.ops()) == sum(1 for _ in step.program.ops())
-        return program if is_same else found
+        return program if is_same else loss_as_a_whole(found)
 
 
-def _as_it_runs(program: Program) -> Program:
+def _as_it_runs(program: Program, *, is_compiled: bool) -> Program:
     """A program with each update as soon as its gradient is there."""
-    return schedule_updates(single_on_cpus(program))
+    single = single_on_cpus(program)
+    return schedule_updates(single if is_compiled else loss_in_blocks(single))
 
 
 def _beside(program: Program) -> int:

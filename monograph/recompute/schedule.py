@@ -52,6 +52,10 @@ class Scheduler:
     def __init__(self, problem: Problem, seconds: Sequence[float]) -> None:
         self.problem, self.seconds = problem, tuple(seconds)
         self._inside = list(problem.inside), list(problem.inside.values())
+        self._over = np.array(problem.over, np.int64).reshape(-1, 2).T
+        self._over_at: dict[int, list[int]] = {}  # by the position of an op
+        for position, item in problem.over:
+            self._over_at.setdefault(position, []).append(item)
 
     def schedule(self, dropped: Collection[int]) -> Schedule:
         """The schedule if these units are dropped. One that nothing needs again is dropped in vain, and runs once."""
@@ -84,7 +88,10 @@ class Scheduler:
         )
 
     def _copies(self, again: Sequence[tuple[int, int]], shift: Numbers, ends: Numbers) -> _Spans:
-        """Births, ends and bytes of what is made again; what that reads of other values is held until then, in `ends`."""
+        """Births, ends and bytes of what is made again; what that reads of other values is held until then, in `ends`.
+
+        There a value also ends whose memory an op takes over.
+        """
         problem = self.problem
         made: dict[int, list[int]] = {}
         briefly: list[tuple[int, int]] = []  # what also leaves the program: it is there already
@@ -101,10 +108,37 @@ class Scheduler:
                     made[item] = [now, int(read + shift[read]) if read >= place else now]
                 else:
                     briefly.append((now, item))
+        self._write_over(again, shift, ends, made)
         spans = [(birth, end, problem.nbytes[item]) for item, (birth, end) in made.items()]
         spans += [(now, now, problem.nbytes[item]) for now, item in briefly]
         found = np.array(spans, np.int64).reshape(-1, 3)
         return _Spans(found[:, 0], found[:, 1], found[:, 2])
+
+    def _write_over(
+        self, again: Sequence[tuple[int, int]], shift: Numbers, ends: Numbers, made: dict[int, list[int]]
+    ) -> None:
+        """An op takes the memory of one of the values that it reads last, which ends right before it: in `ends` or `made`."""
+        positions, items = self._over
+        now = positions + shift[positions]
+        is_last = ends[items] == now
+        if made:
+            copied = np.full(len(ends), -1, np.int64)
+            copied[list(made)] = [end for _, end in made.values()]
+            is_last |= copied[items] == now
+        last = np.flatnonzero(is_last)
+        _, first = np.unique(now[last], return_index=True)
+        taken = list(zip(now[last[first]].tolist(), items[last[first]].tolist(), strict=True))
+        for rank, (place, index) in enumerate(again):
+            position = self.problem.units[index].position
+            for item in self._over_at.get(position, ()):
+                if place + rank in (ends[item], made[item][1] if item in made else -1):
+                    taken.append((place + rank, item))
+                    break
+        for end, item in taken:
+            if item in made and made[item][1] == end:
+                made[item][1] -= 1
+            else:
+                ends[item] -= 1
 
     def _held(self, spans: _Spans, shift: Numbers, first: Numbers, last: Numbers, count: int) -> Numbers:
         """The bytes at each op, from the spans in which storages are held."""

@@ -17,7 +17,8 @@ from monograph.recompute.segments import segmented
 _LEVELS: Final = 64  # at least; the target goes down by such a share of the whole
 _FINEST: Final = 4_000
 _TRIES: Final = 4_000  # of exchanges, in units of what they go through
-_STEPS: Final = 8  # of the whole, of a search that is to be quick
+_FIRST_STEPS: Final = (8, 16)  # of the whole, of a search that is to be quick
+_LAST_STEP: Final = 128
 _TOGETHER: Final = 12  # moves that are made at once
 _PUT_BACK: Final = 200  # units that are looked at, at most, whether they need not be dropped
 _FAILURES: Final = 40  # moves that are tried in vain before a target is given up
@@ -59,15 +60,9 @@ def least_within(
 ) -> Schedule:
     """A schedule of a small peak that takes at most so much more time than with the units `fixed`, found in few steps."""
     search = _Search(Scheduler(problem, seconds), frozenset(fixed))
-    now = start = search.scheduler.schedule(search.base)
-    step, least = now.peak // _STEPS, now.peak // (8 * _STEPS)
-    while step > least:
-        found = search._down(now, now.peak - step)
-        if found is None or found.seconds - start.seconds > most_seconds:
-            step //= 2
-        else:
-            now = found
-    return search._put_back(now, now.peak)
+    start = search.scheduler.schedule(search.base)
+    ways = [search.quickly(start, most_seconds, start.peak // share) for share in _FIRST_STEPS]
+    return min(ways, key=lambda way: (way.peak, way.seconds))
 
 
 def searched(scheduler: Scheduler, base: frozenset[int] = frozenset()) -> Curve:
@@ -115,6 +110,17 @@ class _Search:
                 continue
             now = self._exchanged(min(ways, key=_order), target)
             yield now
+
+    def quickly(self, start: Schedule, most_seconds: float, step: int) -> Schedule:
+        """What is found in large steps, and then in smaller ones, for at most so much more time than a start."""
+        now, least = start, max(1, start.peak // _LAST_STEP)
+        while step >= least:
+            found = self._down(now, now.peak - step)
+            if found is None or found.seconds - start.seconds > most_seconds:
+                step //= 2
+            else:
+                now = found
+        return self._put_back(now, now.peak)
 
     def _down(self, now: Schedule, target: int, without: int = -1) -> Schedule | None:
         """Drop more until the peak is within the target, or less where that helps; None if nothing does."""

@@ -109,7 +109,7 @@ def test_numbers_that_are_read_are_planned_too() -> None:
         def build(self, x: Tensor) -> Tensor:
             return self.layer(x) * self.layer.weight.norm().item()
 
-    assert Scaled().memory(mg.spec((8, 4), device="meta")).peak_bytes >= 2 * 8 * 4 * 4
+    assert Scaled().memory(mg.spec((8, 4), device="meta")).peak_bytes >= 8 * 4 * 4
 
 
 def test_work_grows_with_the_number_of_ops() -> None:

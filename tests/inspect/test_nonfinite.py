@@ -173,11 +173,13 @@ def test_a_scaler_that_skips_is_left_alone() -> None:
 
 def plant_in_aten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of tanh divides by zero where the backend calls it."""
-    right, op = aten_backend.direct_call, torch.ops.aten.tanh.default
+    right, ops = aten_backend.direct_call, [torch.ops.aten.tanh.default, torch.ops.aten.tanh.out]
     for place in (aten_backend, two_parts):
         monkeypatch.setattr(place, "entries", lambda calls: {})
     monkeypatch.setattr(
-        aten_backend, "direct_call", lambda t: (lambda x: right(t)(x) / 0.0) if t is op else right(t)
+        aten_backend,
+        "direct_call",
+        lambda t: (lambda x, **out: right(t)(x, **out).div_(0.0)) if t in ops else right(t),
     )
 
 

@@ -134,6 +134,19 @@ def test_an_impossible_budget_says_what_is_possible_and_changes_nothing():
         step(x, y)
 
 
+def test_what_no_compiled_step_can_hold_runs_op_by_op():
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 1024)
+    step = mg.train_graph(layer, nn.CrossEntropyLoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
+    step.config.backend("inductor")
+    x, y = torch.randn(2048, 32), torch.randint(1024, (2048,))
+    logits = 2048 * 1024 * 4
+    step.config.set_memory_budget(logits * 5 // 4)  # compiled, the gradients of logits are beside them
+    assert step.memory(x, y).peak_bytes <= logits * 5 // 4
+    step(x, y)
+    assert step.backend == "aten"
+
+
 @pytest.mark.parametrize(
     "budget", [0, -1, True, math.nan, 1.5, "", "x", "0x", "0.0x", "half", "-0.5x", "nanx", "infx", "2GB", [1]]
 )

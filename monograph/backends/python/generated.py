@@ -21,8 +21,9 @@ from monograph.compat.modes import (
 )
 from monograph.compat.ops import HigherOrderOperator, direct_call, failed_assertion, spelling
 from monograph.ir.meta import origin
-from monograph.ir.printer import branch_code, function_code, spell_target
+from monograph.ir.printer import Spell, branch_code, function_code, spell_target, spell_value
 from monograph.ir.program import Program
+from monograph.plan.overwrite import op_into
 from monograph.plan.plan import Plan
 from monograph.user_code.lines import Origin
 
@@ -81,8 +82,29 @@ def lines_of(plan: Plan, scope: Scope, *, marks: bool = False) -> list[str]:
     for item in (*plan.parts, plan):
         program = item.program
         lines += branch_code(program.module, scope.spell)
-        lines += function_code(program.name, program.graph, spell=scope.spell, frees=item.frees, marks=marks)
+        lines += function_code(
+            program.name,
+            program.graph,
+            spell=scope.spell,
+            frees=item.frees,
+            marks=marks,
+            instead={
+                node: over_text(node, item.into[node.name], scope.spell)
+                for node in program.ops()
+                if node.name in item.into
+            },
+        )
     return lines
+
+
+def over_text(op: fx.Node, source: str, spell: Spell) -> str:
+    """An op that writes over an argument."""
+    into = op_into(op.target)
+    assert into is not None
+    target, out = into
+    given = [spell_value(item) for item in op.args]
+    options = [f"{name}={spell_value(item)}" for name, item in op.kwargs.items()]
+    return f"{op.name} = {spell(target)}({', '.join((*given, *options, f'{out}={source}'))})"
 
 
 class Text:

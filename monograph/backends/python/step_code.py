@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from monograph.backends.python.entries import Invocation
+from monograph.backends.python.generated import over_text
 from monograph.elementwise.updates import CompiledUpdate
 from monograph.ir.meta import computes, form, grad_mode, output_nodes
 from monograph.ir.printer import Spell, call_text, function_code, module_and_phase, spell_value
@@ -105,7 +106,7 @@ class StepCode:
         dead = {
             op: [item for item in items if item not in needed] for op, items in schedule.plan.frees.items()
         }
-        instead = {op: self._over_text(op) for op in self._over}
+        instead = {op: over_text(op, self._over[op].name, self._spell) for op in self._over}
         instead |= dict.fromkeys(self._second, "")
         for call in schedule.early:
             instead |= dict.fromkeys(call.ops, "")
@@ -161,7 +162,7 @@ class StepCode:
             name, update = self._compiled[first]
             return f"{name}({', '.join(node.name for node in update.tensors)})"
         if first in self._over:
-            return self._over_text(first)
+            return over_text(first, self._over[first].name, self._spell)
         if first not in self._tail and call.list_op is None:
             mode = (
                 "" if (enabled := grad_mode(first)) is None else f"with torch.set_grad_enabled({enabled}): "
@@ -171,14 +172,6 @@ class StepCode:
         target, args, kwargs = invocation(call, in_place=first in into)
         options = [f"{name}={variables.text(item)}" for name, item in kwargs.items()]
         return f"{made}{self._spell(target)}({', '.join([*map(variables.text, args), *options])})"
-
-    def _over_text(self, op: fx.Node) -> str:
-        """An op that writes over an argument."""
-        over = self._over[op]
-        given = [spell_value(item) for item in op.args]
-        options = [f"{name}={spell_value(item)}" for name, item in op.kwargs.items()]
-        options.append(f"{over.out}={over.source.name}")
-        return f"{op.name} = {self._spell(over.op)}({', '.join((*given, *options))})"
 
 
 def invocation(call: TailCall, *, in_place: bool) -> Invocation:

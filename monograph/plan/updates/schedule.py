@@ -15,7 +15,7 @@ from monograph.ir.ops.fused import left_as_they_are, written_over
 from monograph.plan.alias import Aliases, Storage, aliases
 from monograph.plan.lifetime import frees
 from monograph.plan.memory import plan_memory
-from monograph.plan.overwrite import Overwrite, overwrites
+from monograph.plan.overwrite import overwrites
 from monograph.plan.plan import Plan
 from monograph.plan.updates.failing import can_fail, largest_of, numbers_of, views_hold
 from monograph.plan.updates.groups import CHUNK_BYTES, TailCall, chunk_calls, early_calls_of, family_bytes
@@ -34,7 +34,7 @@ class Schedule:
 
     plan: Plan
     tail: Tail
-    over: Mapping[fx.Node, Overwrite]
+    over: Mapping[fx.Node, fx.Node]
     first: tuple[fx.Node, ...]
     early: tuple[TailCall, ...]
     second: tuple[TailCall, ...]
@@ -211,7 +211,7 @@ def _rebuilt(
     grouped = {op.name for call in early for op in call.ops}
     apart = {*here_tail.ops, *(named[name] for name in grouped)}
     over = overwrites(program.graph, aliases(program, into), apart=apart)
-    into |= {op.name: item.source.name for op, item in over.items()}
+    into |= {op.name: item.name for op, item in over.items()}
     calls = tuple(map(here, second))
     memory = aliases(program, into)
     dead = frees(program.graph, kept=tail.written, together=together)

@@ -15,6 +15,7 @@ from monograph.ir.meta import TensorMeta, compute_nodes, form, metas, output_nod
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Storage
+from monograph.plan.overwrite import sources_of
 from monograph.plan.plan import Plan
 from monograph.plan.updates.counterparts import op_in_place
 from monograph.plan.updates.failing import is_arithmetic, largest_of, numbers_of
@@ -185,6 +186,7 @@ class _Writes:
     def __init__(self, graph: fx.Graph, memory: Aliases, ops: Sequence[fx.Node]) -> None:
         self._memory, self._ops = memory, set(ops)
         self._order = {node: index for index, node in enumerate(graph.nodes)}
+        self._makers = {node.name: node for node in graph.nodes}
         self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
         self._readers: dict[Storage, list[fx.Node]] = {}
         for op in ops:
@@ -213,12 +215,21 @@ class _Writes:
         self.chained.add(update.node)
 
     def into_temporaries(self, ops: Sequence[fx.Node]) -> None:
-        """Let ops write into what other ops of these have made and nothing else reads."""
+        """Let ops write into what other ops have made and nothing else reads any more, such as gradients."""
         kept = self.chained | self._returned
         for op in ops:
             source = self._replaced(op) if op not in self.into else None
-            if source in self._ops and source not in kept:
+            if source is None or source in kept:
+                continue
+            if source in self._ops or self._is_left_to(op, source):
                 self.into[op] = source
+
+    def _is_left_to(self, op: fx.Node, source: fx.Node) -> bool:
+        """True for what an op before the tail has made, if the caller does not get it. When its last reader has run is seen to later."""
+        if source not in sources_of(op, self._memory, self._makers):
+            return False
+        shown = self._memory.possible[source.name]
+        return all(shown.isdisjoint(self._memory.possible[item.name]) for item in self._returned)
 
     def _replaced(self, op: fx.Node) -> fx.Node | None:
         """The first argument of an op, if it may be written over: it has the form of the result, and is read no more."""
