@@ -7,10 +7,10 @@ from typing import Any
 
 from monograph.artifact.artifact import read_artifact
 from monograph.artifact.native_package import is_package, load_package
-from monograph.checkpoint.leases import HeldPath
 from monograph.checkpoint.load import loading, path_of, read_whole
 from monograph.checkpoint.manifest import ARTIFACT
 from monograph.checkpoint.save import Checkpoint
+from monograph.checkpoint.steps.leases import HeldPath
 from monograph.errors import ArtifactError
 from monograph.settings import BACKENDS
 

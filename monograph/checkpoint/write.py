@@ -11,10 +11,10 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -126,40 +126,123 @@ def write(parts: Parts, path: Path, *, overwrite: bool) -> None:
         return
     if os.path.lexists(path) and not (overwrite and is_archive and path.is_file()):
         raise existing(overwrite)
+    with parents_made(path):
+        try:
+            if is_archive:
+                _write_archive(parts, path, overwrite=overwrite)
+            else:
+                _write_beside(parts, path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if not overwrite or is_archive:
+                raise existing(overwrite) from None
+            _write_into(parts, path)  # another saver was faster
+
+
+@contextmanager
+def parents_made(path: Path) -> Iterator[None]:
+    """Inside, the directory of a path is there, without what killed savers left for it; then it is on the disk."""
     new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent, re.compile(re.escape(path.name)))
-    try:
-        if is_archive:
-            _write_archive(parts, path, overwrite=overwrite)
-        else:
-            _write_beside(parts, path)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-        if not overwrite or is_archive:
-            raise existing(overwrite) from None
-        _write_into(parts, path)  # another saver was faster
+    yield
     for parent in (path.parent, *(parent.parent for parent in new_parents)):
         with opened(parent) as fd:
             sync(fd)
 
 
 def _write_beside(parts: Parts, path: Path) -> None:
-    """Write to a temporary directory and rename it."""
+    with place_beside(path) as place:
+        place.commit(to_bytes(_write_files(parts, place.fd, place.token)))
+
+
+def _write_into(parts: Parts, path: Path) -> None:
+    with place_inside(path) as place:
+        place.commit(to_bytes(_write_files(parts, place.fd, place.token)))
+
+
+class Place(Protocol):
+    """A directory where the files of a checkpoint are written, until its manifest makes them one."""
+
+    directory: Path
+    fd: int
+    token: str  # in the names of the files
+
+    def commit(self, raw: bytes) -> None:
+        """Write the manifest: after this moment the checkpoint is the new one."""
+
+
+@dataclass
+class _Beside:
+    """A temporary directory, which is renamed."""
+
+    directory: Path
+    fd: int
+    token: str
+    path: Path
+
+    def commit(self, raw: bytes) -> None:
+        with new_file(MANIFEST, self.fd) as file:
+            write_all(file, raw)
+        sync(self.fd)
+        self.directory.rename(self.path)
+
+
+@dataclass
+class _Inside:
+    """The directory of a checkpoint that is overwritten: its manifest is renamed."""
+
+    directory: Path
+    fd: int
+    token: str
+    raw: bytes | None = None
+    unfinished: str = field(default_factory=unfinished_manifest)
+
+    def commit(self, raw: bytes) -> None:
+        self.raw = raw
+        with new_file(self.unfinished, self.fd) as file:
+            write_all(file, raw)
+        sync(self.fd)
+        os.rename(self.unfinished, MANIFEST, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        sync(self.fd)
+
+
+@contextmanager
+def place_beside(path: Path) -> Iterator[Place]:
+    """A place for a checkpoint that is not there yet. Raises OSError at its commit if another saver was faster."""
     temporary, fd = new_directory(path)
     try:
-        manifest = _write_files(parts, fd, new_token())
-        with new_file(MANIFEST, fd) as file:
-            write_all(file, to_bytes(manifest))
-        sync(fd)
-        temporary.rename(path)
+        yield _Beside(temporary, fd, new_token(), path)
     except BaseException:
         with suppress(OSError):
             remove_checkpoint(temporary)  # not there any more if the rename was done
         raise
     finally:
         os.close(fd)
+
+
+@contextmanager
+def place_inside(path: Path) -> Iterator[Place]:
+    """A place among the files of an older checkpoint, which go last."""
+    with opened_to_write(path) as fd:
+        foreign = foreign_files(fd)
+        if foreign:
+            raise Refused(
+                f"it holds {foreign[0]!r}, which is no part of a checkpoint", "remove it, or use another path"
+            )
+        before = _manifest_if_any(fd)
+        place = _Inside(path, fd, new_token())
+        try:
+            yield place
+        except BaseException:
+            # an interrupt may come after the rename: then the files are those of the checkpoint
+            if place.raw is None or _manifest_if_any(fd) != place.raw:
+                killed = [name for name in os.listdir(fd) if place.token in name or name == place.unfinished]
+                remove_files(fd, killed)
+            raise
+        with suppress(OSError):  # they cost space and do no harm
+            remove_files(fd, _unused(fd, before))
 
 
 def _write_archive(parts: Parts, path: Path, *, overwrite: bool) -> None:
@@ -180,32 +263,6 @@ def _write_archive(parts: Parts, path: Path, *, overwrite: bool) -> None:
             file.unlink()
         with suppress(OSError):
             remove_checkpoint(directory)
-
-
-def _write_into(parts: Parts, path: Path) -> None:
-    """Write among the files of an older checkpoint, then replace its manifest."""
-    with opened_to_write(path) as fd:
-        foreign = foreign_files(fd)
-        if foreign:
-            raise Refused(
-                f"it holds {foreign[0]!r}, which is no part of a checkpoint", "remove it, or use another path"
-            )
-        before = _manifest_if_any(fd)
-        token, unfinished, raw = new_token(), unfinished_manifest(), None
-        try:
-            raw = to_bytes(_write_files(parts, fd, token))
-            with new_file(unfinished, fd) as file:
-                write_all(file, raw)
-            sync(fd)
-            os.rename(unfinished, MANIFEST, src_dir_fd=fd, dst_dir_fd=fd)
-            sync(fd)
-        except BaseException:
-            # an interrupt may come after the rename: then the files are those of the checkpoint
-            if raw is None or _manifest_if_any(fd) != raw:
-                remove_files(fd, [name for name in os.listdir(fd) if token in name or name == unfinished])
-            raise
-        with suppress(OSError):  # they cost space and do no harm
-            remove_files(fd, _unused(fd, before))
 
 
 def _unused(fd: int, before: bytes | None) -> list[str]:

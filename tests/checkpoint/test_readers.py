@@ -19,7 +19,7 @@ import torch
 import monograph as mg
 from monograph.checkpoint import files
 from monograph.checkpoint import load as loading
-from monograph.checkpoint import manager as manager_module
+from monograph.checkpoint.steps import manager as manager_module
 from monograph.checkpoint.files import alone, opened
 from tests.checkpoint.same import assert_equal
 
@@ -199,7 +199,7 @@ def test_where_there_are_no_locks_what_has_gone_is_looked_for_again(tmp_path, mo
             Path(path).rename(tmp_path / "away")
         return load(path)
 
-    monkeypatch.setattr("monograph.checkpoint.manager.load_checkpoint", load_too_late)
+    monkeypatch.setattr("monograph.checkpoint.steps.manager.load_checkpoint", load_too_late)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert manager.latest() == tmp_path / "step-00000002"

@@ -17,10 +17,10 @@ from typing import Any, Final, TypeAlias
 
 from monograph.checkpoint.errors import Taken
 from monograph.checkpoint.files import remove_abandoned, remove_checkpoint
-from monograph.checkpoint.leases import Hold, newest_held, nobody_lists, taken_away
 from monograph.checkpoint.load import load_checkpoint
 from monograph.checkpoint.read import is_complete
 from monograph.checkpoint.save import saving, take_apart
+from monograph.checkpoint.steps.leases import Hold, newest_held, nobody_lists, taken_away
 from monograph.checkpoint.write import Parts, write
 from monograph.errors import CheckpointError
 from monograph.user_code.lines import Origin
