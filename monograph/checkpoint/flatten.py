@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -42,9 +42,19 @@ class Flat:
     tensors: Mapping[str, torch.Tensor]
 
 
-def flatten(state: object) -> Flat:
-    """Take a state apart; `Refused` names the path of the first leaf that has no place in a checkpoint."""
-    store = _Store()
+LocalOf: TypeAlias = Callable[[object], torch.Tensor | None]
+
+
+def no_local(value: object) -> None:
+    """In a process by itself no tensor is spread over several."""
+
+
+def flatten(state: object, local_of: LocalOf = no_local) -> Flat:
+    """Take a state apart; `Refused` names the path of the first leaf that has no place in a checkpoint.
+
+    Of a tensor that is spread over processes `local_of` gives the part of this one; None for anything else.
+    """
+    store = _Store(local_of)
     try:
         return Flat(_encode(state, (), store), store.tensors)
     except RecursionError:
@@ -54,13 +64,15 @@ def flatten(state: object) -> Flat:
 class _Store:
     """The tensors found so far; one with the same memory, shape and strides as another is the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, local_of: LocalOf) -> None:
+        self.local_of = local_of
         self.tensors: dict[str, torch.Tensor] = {}
         self.num_nodes = 0
         self._names: dict[object, str] = {}
 
     def add(self, tensor: torch.Tensor, path: Path) -> str:
-        key = _identity(tensor)
+        local = self.local_of(tensor)
+        key = _identity(tensor) if local is None else (type(tensor), tensor.shape, _identity(local))
         name = self._names.get(key)
         if name is None:
             name = self._new_name(path)
@@ -108,6 +120,8 @@ def _encode(value: Any, path: Path, store: _Store) -> Json:
         return encode(value, path, store)
     if isinstance(value, np.generic):
         return _scalar(value, path, store)
+    if store.local_of(value) is not None:
+        return {"tensor": store.add(value, path)}
     raise refusal(value, path)
 
 

@@ -38,7 +38,7 @@ from monograph.checkpoint.files import (
     temporary_for,
     unfinished_manifest,
 )
-from monograph.checkpoint.flatten import Flat, flatten
+from monograph.checkpoint.flatten import Flat, LocalOf, flatten, no_local
 from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import (
     ABOUT_KEY,
@@ -77,11 +77,12 @@ class Parts:
     versions: Mapping[str, int | None] = field(
         default_factory=dict
     )  # of the tensors, when the state was taken apart
+    local_of: LocalOf = no_local
 
     def check_unchanged(self) -> None:
         """`Refused` if a tensor was changed since: what was written until now is part old and part new."""
         for name, version in self.versions.items():
-            if _version(self.flat.tensors[name]) != version:
+            if _version(self.flat.tensors[name], self.local_of) != version:
                 raise Refused(
                     f"{name} was changed while it was saved: a step ran in another thread, and the checkpoint would be "
                     "part old and part new",
@@ -99,14 +100,16 @@ class Parts:
         return replace(self, flat=Flat(self.flat.tree, tensors), versions={})
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def _version(tensor: torch.Tensor, local_of: LocalOf) -> int | None:
     """How often a tensor was written to; None where nobody counts."""
+    local = local_of(tensor)
+    tensor = tensor if local is None else local
     return None if tensor.is_inference() else changes_of(tensor)
 
 
-def prepare(state: dict[Any, Any]) -> Parts:
+def prepare(state: dict[Any, Any], local_of: LocalOf = no_local) -> Parts:
     """Take a state apart; `Refused` if it has no place in a checkpoint."""
-    flat = flatten(state)
+    flat = flatten(state, local_of)
     if len(flat.tensors) > MAX_TENSORS:
         raise Refused(
             f"the state has more than {MAX_TENSORS:,} tensors", "join small tensors into large ones"
@@ -115,7 +118,8 @@ def prepare(state: dict[Any, Any]) -> Parts:
         about = read_about(state.get(ABOUT_KEY, {}))
     except Damaged as error:
         raise Refused(f"{ABOUT_KEY}: {error}", "this key is for what a graph says of itself") from None
-    return Parts(flat, about, versions={name: _version(tensor) for name, tensor in flat.tensors.items()})
+    versions = {name: _version(tensor, local_of) for name, tensor in flat.tensors.items()}
+    return Parts(flat, about, versions=versions, local_of=local_of)
 
 
 def write(parts: Parts, path: Path, *, overwrite: bool) -> None:

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from monograph.checkpoint.errors import Taken
-from monograph.checkpoint.files import remove_abandoned, remove_checkpoint
 from monograph.checkpoint.load import load_checkpoint
-from monograph.checkpoint.read import is_complete
 from monograph.checkpoint.save import saving, take_apart
-from monograph.checkpoint.steps.leases import Hold, newest_held, nobody_lists, taken_away
+from monograph.checkpoint.steps.leases import Hold, newest_held
+from monograph.checkpoint.steps.run import Run, step_of
 from monograph.checkpoint.write import Parts, write
 from monograph.errors import CheckpointError
 from monograph.user_code.lines import Origin
 
 State: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-_STEP: Final = re.compile(r"step-([0-9]{8,18})")
 
 
 @dataclass
@@ -84,13 +80,9 @@ class CheckpointManager:
             raise CheckpointError(
                 f"every={every}: a number of steps is at least 1", hint="leave it out to save always"
             )
-        self.directory = Path(directory)
-        self.keep = keep
         self.every = every
         self.asynchronous = asynchronous
-        self.rewind = rewind
-        self._own: set[int] = set()  # steps of this run, and damaged ones, which are of no run
-        self._resumed: int | None = None  # the step that latest() gave
+        self._run = Run(Path(directory), keep, rewind)
         self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
         self._newest: Hold | None = None  # for those who keep a path as a string
         self._thread: threading.Thread | None = None
@@ -110,10 +102,10 @@ class CheckpointManager:
                 f"step={step!r} is no number of a step", hint="pass an int that is 0 or more"
             )
         self._failure.raise_once()
-        self._check_run(step)
+        self._run.check(step)
         if self.every is not None and step % self.every:
             return None
-        path = self._path(step)
+        path = self._run.path(step)
         self._let_go()
         state = state_dict() if callable(state_dict) else state_dict
         with saving(path):
@@ -125,33 +117,6 @@ class CheckpointManager:
         else:
             self._write(parts, path)
         return path
-
-    def _check_run(self, step: int) -> None:
-        """What another run left must not be taken for what this one saves."""
-        if step == self._resumed:
-            self._own.add(step)
-        there = [
-            (number, path) for number, path in self._steps() if number >= step and number not in self._own
-        ]
-        damaged = {number for number, path in there if not _is_whole(path)}
-        self._own |= damaged
-        others = [(number, path) for number, path in there if number not in damaged]
-        if not others:
-            return
-        if not self.rewind:
-            raise self._refusal(step, others[-1][1])
-        # the highest first: at any moment latest() is of the steps before
-        for number, path in reversed(others):
-            if number > step:
-                self._remove(path)
-        self._own.add(step)
-
-    def _refusal(self, step: int, other: Path) -> CheckpointError:
-        return CheckpointError(
-            f'step {step} is not saved: "{self.directory}" holds {other.name} of another run',
-            hint="go on from what latest() of this manager gives, or use a directory for each run; "
-            "CheckpointManager(..., rewind=True) removes the checkpoints of this step and of higher ones",
-        )
 
     def _let_go(self) -> None:
         """What this process asked for, loaded, and now saves beyond need not stay."""
@@ -195,7 +160,7 @@ class CheckpointManager:
         """The newest checkpoint that is whole, every byte of it verified; a warning names each that is not."""
         damaged: set[Path] = set()
         while True:
-            steps = partial(self._paths_besides, damaged)
+            steps = partial(self._run.paths_besides, damaged)
             if (found := newest_held(self.directory, steps)) is None:
                 return None
             try:
@@ -208,8 +173,23 @@ class CheckpointManager:
             if found.hold is not None:
                 self._holds.add(found.hold)
                 self._newest = found.hold
-            self._resumed = _step_of(found)
+            self._run.resumed = step_of(found)
             return found
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoints are."""
+        return self._run.directory
+
+    @property
+    def keep(self) -> int | None:
+        """How many stay; None for all."""
+        return self._run.keep
+
+    @property
+    def rewind(self) -> bool:
+        """Whether checkpoints of other runs may go."""
+        return self._run.rewind
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -248,74 +228,17 @@ class CheckpointManager:
                     self._thread = None
 
     def _write(self, parts: Parts, path: Path) -> None:
-        step = _step_of(path)
-        replaces = step in self._own
-        self._own.add(step)  # before it is there: the thread that trains may look for others' steps any time
+        step, run = step_of(path), self._run
+        replaces = step in run.own
+        run.own.add(step)  # before it is there: the thread that trains may look for others' steps any time
         with saving(path):
             try:
                 write(parts, path, overwrite=replaces)
             except Taken:  # by another run, since this step was found to be free
-                self._own.discard(step)
-                raise self._refusal(step, path) from None
+                run.own.discard(step)
+                raise run.refusal(step, path) from None
             except BaseException:
                 if not os.path.lexists(path):
-                    self._own.discard(step)
+                    run.own.discard(step)
                 raise
-            remove_abandoned(self.directory, _STEP)
-            self._remove_old(path)
-
-    def _remove_old(self, newest: Path) -> None:
-        """Remove complete checkpoints beyond `keep`, never the one just written; damaged ones stay to be looked at.
-
-        What somebody reads now is left for a later save. So are higher steps of others, which went on while this process
-        was stopped.
-        """
-        others = [(step, path) for step, path in self._steps() if path != newest]
-        if self.keep is None or len(others) < self.keep:
-            return
-        complete = [(step, path) for step, path in others if is_complete(path)]
-        for step, path in complete[: max(len(complete) - self.keep + 1, 0)]:
-            if step < _step_of(newest) or step in self._own:
-                self._remove(path, newest=newest)
-
-    def _remove(self, path: Path, *, newest: Path | None = None) -> None:
-        """Remove it at once, or if there is a `newest`, only while that one stays and nobody holds this one."""
-        doomed = None
-        try:
-            with nobody_lists(self.directory) as quiet:
-                if newest is None or (quiet and newest.exists()):
-                    doomed = taken_away(path, also_held=newest is None)
-            if doomed is not None:
-                remove_checkpoint(doomed)
-        except FileNotFoundError:
-            pass  # another process removes it too
-        except OSError as error:
-            warnings.warn(f'cannot remove the old checkpoint "{path}": {error.strerror}', stacklevel=2)
-
-    def _steps(self) -> list[tuple[int, Path]]:
-        """The directories of steps, the oldest first."""
-        try:
-            names = os.listdir(self.directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        found = [(_STEP.fullmatch(name), self.directory / name) for name in names]
-        steps = [(int(match[1]), path) for match, path in found if match is not None]
-        return sorted((step, path) for step, path in steps if path == self._path(step))
-
-    def _paths_besides(self, damaged: Container[Path]) -> list[Path]:
-        return [path for _step, path in self._steps() if path not in damaged]
-
-    def _path(self, step: int) -> Path:
-        return self.directory / f"step-{step:08}"
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        load_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True
+            run.remove_old(path)

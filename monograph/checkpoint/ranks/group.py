@@ -1,0 +1,39 @@
+"""Whether this process is one of several, and which one. The rest of this folder is imported only if it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+from monograph.checkpoint.read import ALONE, Process
+from monograph.checkpoint.save import Checkpoint
+
+_SAVING = "monograph.checkpoint.ranks.saving"
+_LOADING = "monograph.checkpoint.ranks.loading"
+
+
+def this_process() -> Process:
+    """Which rank of how many this process is."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return ALONE
+    return Process(distributed.get_rank(), distributed.get_world_size())
+
+
+def in_group() -> bool:
+    """True for one of several processes."""
+    return this_process().size > 1
+
+
+def save_together(state: Mapping[str, Any], path: Path, *, overwrite: bool) -> None:
+    """Write the states of all ranks as one checkpoint; every rank calls it. Raises CheckpointError on all of them."""
+    import_module(_SAVING).save_together(state, path, overwrite=overwrite)
+
+
+def load_like(path: Path, like: Mapping[str, Any]) -> Checkpoint:
+    """A state whose tensors are spread as those of `like`. In a group every rank calls it."""
+    loaded: Checkpoint = import_module(_LOADING).load_like(path, like)
+    return loaded

@@ -1,0 +1,165 @@
+"""What each rank will write: its shards, and of what all ranks have alike, a part."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial
+
+from monograph.checkpoint.bytes import on_host, row_of
+from monograph.checkpoint.errors import Refused
+from monograph.checkpoint.leaves import Json
+from monograph.checkpoint.manifest import own_row
+from monograph.checkpoint.tensor_file import bytes_of
+from monograph.checkpoint.write import Parts
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the coordinator gets to know of a rank, besides its plan."""
+
+    tree: bytes  # JSON, compressed
+    about: Mapping[str, Any]
+    plain: Mapping[str, object]  # form and sums of each tensor that is not spread
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the manifest will say of the ranks."""
+
+    about: Mapping[str, Any]
+    trees: tuple[Json, ...]
+    tree_of: tuple[int, ...]
+    own: frozenset[str]
+
+
+def local_of(value: object) -> torch.Tensor | None:
+    """The part of a DTensor that this process has; None for anything else."""
+    if not isinstance(value, DTensor):
+        return None
+    with torch.no_grad():
+        local: torch.Tensor = value.to_local()
+        return local
+
+
+class StatePlanner(DefaultSavePlanner):
+    """Plans by names of tensors as the tree has them. No value is pickled: what is not a tensor is in the tree.
+
+    What is not spread over ranks is compared: what differs, such as the state of random generators, each rank saves.
+    """
+
+    def __init__(self, take_apart: Callable[[], Parts]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._take_apart = take_apart
+        self.parts: Parts  # once it is set up
+        self.described: Described  # on the coordinator, once all have planned
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        self.parts = self._take_apart()
+        tensors = self.parts.flat.tensors
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor) and any(isinstance(item, Partial) for item in tensor.placements):
+                raise Refused(f"{name} holds partial sums", "redistribute it first")
+        super().set_up_planner(dict(tensors), storage_meta, is_coordinator)
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        tree = zlib.compress(json.dumps(self.parts.flat.tree, separators=(",", ":")).encode(), 1)
+        tensors = self.parts.flat.tensors.items()
+        plain = {name: _form_and_sum(tensor) for name, tensor in tensors if not isinstance(tensor, DTensor)}
+        items = [item for item in plan.items if not _is_empty_part(item)]
+        self.plan = replace(plan, items=items, planner_data=Said(tree, self.parts.about, plain))
+        return self.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        said: list[Said] = [plan.planner_data for plan in all_plans]
+        _check_alike(all_plans)
+        own = _different(said)
+        texts = list(dict.fromkeys(item.tree for item in said))
+        trees = tuple(json.loads(zlib.decompress(text)) for text in texts)
+        self.described = Described(
+            said[0].about, trees, tuple(texts.index(item.tree) for item in said), frozenset(own)
+        )
+        plans = [
+            replace(plan, items=[_renamed(item, rank, own) for item in plan.items], planner_data=None)
+            for rank, plan in enumerate(all_plans)
+        ]
+        names = {item.index.fqn for plan in all_plans for item in plan.items}
+        taken = {own_row(name, rank) for name in own for rank in range(len(plans))} & names
+        if taken:
+            raise Refused(f"{taken.pop()!r} would be the name of two tensors", "rename one of them")
+        return super().create_global_plan(plans)
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        if index.fqn in self.state_dict:
+            found: torch.Tensor = super().lookup_object(index)
+            return found
+        return self.parts.flat.tensors[index.fqn.rpartition("@")[0]]
+
+
+def _form_and_sum(tensor: torch.Tensor) -> object:
+    row = row_of("", tensor)
+    view = bytes_of(on_host(tensor, row))
+    return str(row.dtype), row.shape, row.stride, zlib.crc32(view), zlib.adler32(view)
+
+
+def _is_empty_part(item: WriteItem) -> bool:
+    """True for the shard of a rank that a dimension is too short for."""
+    data = item.tensor_data
+    return (
+        item.type == WriteItemType.SHARD
+        and data is not None
+        and math.prod(data.chunk.sizes) == 0
+        and math.prod(data.size) > 0
+    )
+
+
+def _different(said: Sequence[Said]) -> set[str]:
+    """The plain tensors that are not the same on all ranks that have them."""
+    values: defaultdict[str, set[object]] = defaultdict(set)
+    for item in said:
+        for name, value in item.plain.items():
+            values[name].add(value)
+    return {name for name, found in values.items() if len(found) > 1}
+
+
+def _check_alike(plans: Sequence[SavePlan]) -> None:
+    """`Refused` if a tensor is spread over some ranks, and whole or of another form on another."""
+    first: dict[str, tuple[int, object]] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            data = item.tensor_data
+            is_shard = item.type == WriteItemType.SHARD
+            form = (is_shard, data.size, data.properties.dtype) if is_shard and data is not None else False
+            other, before = first.setdefault(item.index.fqn, (rank, form))
+            if form != before:
+                raise Refused(
+                    f"{item.index.fqn} is another tensor on rank {rank} than on rank {other}",
+                    "distribute it alike on all ranks",
+                )
+
+
+def _renamed(item: WriteItem, rank: int, own: set[str]) -> WriteItem:
+    name = item.index.fqn
+    return replace(item, index=_named(item.index, own_row(name, rank))) if name in own else item
+
+
+def _named(index: MetadataIndex, name: str) -> MetadataIndex:
+    """The same place in a tensor of another name."""
+    return MetadataIndex(name, index.offset, index.index)
