@@ -60,7 +60,7 @@ def save(
     graphs = _graphs(what, signatures)
     if graphs is None and not isinstance(what, Artifact):
         if in_group() if together is None else together:
-            save_together(what, checkpoint.path_of_state(path), overwrite=overwrite)  # type: ignore[arg-type]
+            save_together(what, checkpoint.path_of_state(path), lambda: overwrite)
             return Path(path)
         return checkpoint.save(what, path, overwrite)  # type: ignore[arg-type]
     if not isinstance(path, (str, os.PathLike)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Final
 from monograph.checkpoint.archive import begins_with, is_archive, opened_entries
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.files import MANIFEST
-from monograph.checkpoint.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE
-from monograph.checkpoint.read import ALONE, Content, Process, manifest_bytes, read
+from monograph.checkpoint.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE, from_bytes
+from monograph.checkpoint.read import ALONE, Content, Process, manifest_bytes, read, read_file
 from monograph.checkpoint.save import Checkpoint, reason_of
 from monograph.errors import ArtifactError, CheckpointError
 
@@ -28,6 +29,14 @@ def load_checkpoint(path: str | os.PathLike[str], process: Process = ALONE) -> C
         if content.manifest.kind == ARTIFACT:
             raise Damaged("it is an artifact; load it with mg.load(path)")
         return Checkpoint(content.state, path, content.manifest.about)
+
+
+def verify_share(path: Path, process: Process) -> None:
+    """Verify every n-th file of a checkpoint, for one of n processes; CheckpointError if one of them is damaged."""
+    with loading(path), opened_entries(path) as entries:
+        manifest = from_bytes(manifest_bytes(entries))
+        for file in manifest.files[process.rank :: process.size]:
+            deque(read_file(entries, file), maxlen=0)  # to the end, and nothing is kept
 
 
 def path_of(path: object) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,7 +69,7 @@ def read(entries: ArchiveEntries, raw: bytes, process: Process) -> Content:
     with entries.opened([item.name for item in manifest.entries]) as files:
         documents = read_documents(files, manifest)
         for file in manifest.files:
-            tensors |= read_file(files, file)
+            tensors.update(read_file(files, file))
     tree = manifest.tree
     if manifest.ranks is not None:
         tree = tree_for(manifest.ranks, process)
@@ -153,21 +153,22 @@ def _read_all(fd: int, num_bytes: int) -> bytes:
 
 def read_file(
     entries: ArchiveEntries, file: TensorFile, wanted: Container[str] | None = None
-) -> dict[str, torch.Tensor]:
-    """The tensors of a file, verified; all of them, or those that are wanted."""
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file, verified; all of them, or at least those that are wanted, a few at a time."""
     with entries.open_entry(file.name) as (fd, num_bytes):
         _check_size(file, num_bytes)
         try:
             if file.digests:
                 check_header(fd, num_bytes, file.rows)
                 wanted = {row.name for row in file.rows} if wanted is None else wanted
-                return dict(read_hashed(fd, file.rows, file.digests, wanted))
+                yield from read_hashed(fd, file.rows, file.digests, wanted)
+                return
             tensors, sha256 = read_tensors(fd, num_bytes, file.rows)
         except Damaged as error:
             raise Damaged(f"{file.name}: {error}") from None
     if sha256 != file.sha256:
         raise Damaged(f"{file.name} was changed: its SHA-256 does not match")
-    return tensors
+    yield from tensors.items()
 
 
 def _check_names(entries: ArchiveEntries) -> None:

@@ -36,7 +36,7 @@ class Outcome:
 class Group:
     """Processes that run a function as the ranks of one group. `results` waits for them.
 
-    The store of the group is in this process, as in torchrun's, or in rank 0.
+    The store of the group is a file, or in rank 0.
     """
 
     def __init__(
@@ -49,13 +49,10 @@ class Group:
     ) -> None:
         self._folder = TemporaryDirectory()
         folder = Path(self._folder.name)
-        self._store = None
-        port = 0
-        if not store_in_rank_0:
-            self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            port = self._store.port
         self.processes = [
-            _SERVER.Process(target=_run, args=(function, arguments, rank, size, port, seconds, str(folder)))
+            _SERVER.Process(
+                target=_run, args=(function, arguments, rank, size, store_in_rank_0, seconds, folder)
+            )
             for rank in range(size)
         ]
         for process in self.processes:
@@ -92,16 +89,18 @@ def _run(
     arguments: Sequence[Any],
     rank: int,
     size: int,
-    port: int,
+    store_in_rank_0: bool,
     seconds: float,
-    folder: str,
+    folder: Path,
 ) -> None:
     torch.set_num_threads(1)
     limit = timedelta(seconds=seconds)
-    if port:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    store: dist.Store
+    if not store_in_rank_0:
+        store = dist.FileStore(str(folder / "store"), size)
+        store.set_timeout(limit)
     else:
-        place = Path(folder) / "port"
+        place = folder / "port"
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
             place.with_suffix(".new").write_text(str(store.port))
@@ -122,8 +121,8 @@ def _run(
         raw = pickle.dumps(outcome)
     except Exception:
         raw = pickle.dumps(Outcome(error=RuntimeError(repr(outcome)), seconds=outcome.seconds))
-    (Path(folder) / f"rank-{rank}.new").write_bytes(raw)
-    (Path(folder) / f"rank-{rank}.new").rename(Path(folder) / f"rank-{rank}")
+    (folder / f"rank-{rank}.new").write_bytes(raw)
+    (folder / f"rank-{rank}.new").rename(folder / f"rank-{rank}")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without the end of the group, which waits for others

@@ -5,19 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from torch.distributed.checkpoint.api import CheckpointException
 
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.save import reason_of
 from monograph.distributed.agreement import Ranks, Watch
-from monograph.errors import CheckpointError, DistributedError
+from monograph.errors import CheckpointError, DistributedError, MonographError
+
+_TOGETHER: Final = (
+    "every rank of a group saves and loads at the same time, with the same path; mg.save(..., together=False) saves the "
+    "state of one rank"
+)
 
 
 @contextmanager
 def on_all_ranks(verb: str, path: Path, hint: str = "") -> Iterator[None]:
     """The boundary, in a group: names the path and the ranks that failed, or that are gone."""
-    watch = Watch(Ranks("checkpoint"))
+    ranks = Ranks("checkpoint")
+    what = f"{verb} {path.name}"
+    try:
+        words = ranks.meet(what, f'to {verb} "{path}"')
+    except DistributedError as error:
+        raise CheckpointError(error.message, hint=_TOGETHER) from None
+    if len(set(words)) > 1:
+        said = "; ".join(f"{ranks.named([rank])} is about to {word}" for rank, word in enumerate(words))
+        raise CheckpointError(f'cannot {verb} "{path}": {said}', hint=_TOGETHER)
+    watch = Watch(ranks)
     try:
         with watch.step(0, 0):
             watch.doing(f"{verb} of {path}")
@@ -34,6 +49,9 @@ def failure(
     verb: str, path: Path, error: CheckpointException, hint: str = "", *, alone: bool = False
 ) -> CheckpointError:
     """One error for those of the ranks, or of a process by itself."""
+    own = next((caught for caught, _ in error.failures.values() if isinstance(caught, MonographError)), None)
+    if own is not None:
+        return CheckpointError(own.message, where=own.where, hint=own.hint)
     said: dict[str, list[int]] = {}
     for rank, (caught, _trace) in sorted(error.failures.items()):
         if isinstance(caught, Refused):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import distributed
 
 from monograph.checkpoint.read import ALONE, Process
 from monograph.checkpoint.save import Checkpoint
 
+State: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+_AGREEMENT = "monograph.distributed.agreement"
 _SAVING = "monograph.checkpoint.ranks.saving"
 _LOADING = "monograph.checkpoint.ranks.loading"
 
@@ -28,9 +31,18 @@ def in_group() -> bool:
     return this_process().size > 1
 
 
-def save_together(state: Mapping[str, Any], path: Path, *, overwrite: bool) -> None:
-    """Write the states of all ranks as one checkpoint; every rank calls it. Raises CheckpointError on all of them."""
-    import_module(_SAVING).save_together(state, path, overwrite=overwrite)
+def save_together(state: State, path: Path, may_overwrite: Callable[[], bool]) -> None:
+    """Write the states of all ranks as one checkpoint; every rank calls it. Raises CheckpointError on all of them.
+
+    The first rank asks whether an older one may be overwritten before anything is written.
+    """
+    import_module(_SAVING).save_together(state, path, may_overwrite)
+
+
+def words_of_all(word: str, purpose: str) -> list[str]:
+    """What each rank says; every rank calls it. Raises DistributedError that names who does not."""
+    words: list[str] = import_module(_AGREEMENT).Ranks("words").meet(word, purpose)
+    return words
 
 
 def load_like(path: Path, like: Mapping[str, Any]) -> Checkpoint:

@@ -16,12 +16,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from monograph.checkpoint.bytes import Row
-from monograph.checkpoint.errors import Damaged
-from monograph.checkpoint.flatten import flatten
+from monograph.checkpoint.errors import Damaged, path_text
 from monograph.checkpoint.load import HINT, loading
 from monograph.checkpoint.ranks.boundary import failure, on_all_ranks
 from monograph.checkpoint.ranks.group import this_process
-from monograph.checkpoint.ranks.planner import local_of
 from monograph.checkpoint.ranks.reader import RankReader
 from monograph.checkpoint.read import state_of
 from monograph.checkpoint.save import Checkpoint
@@ -40,11 +38,7 @@ class _LikePlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        spread = {
-            name: tensor
-            for name, tensor in flatten(self._like, local_of).tensors.items()
-            if isinstance(tensor, DTensor)
-        }
+        spread = dict(_dtensors(self._like, ()))
         for name, source in self._reader.sources.items():
             live = spread.get(name)
             if live is None:
@@ -57,6 +51,18 @@ class _LikePlanner(DefaultLoadPlanner):
             else:
                 self.made[name] = torch.empty_like(live.detach(), dtype=self._reader.dtypes[name])
         super().set_up_planner(self.made, metadata, is_coordinator)
+
+
+def _dtensors(value: object, path: tuple[object, ...]) -> Iterator[tuple[str, DTensor]]:
+    """The DTensors in a state, by the names that stored tensors have."""
+    if isinstance(value, DTensor):
+        yield path_text(path), value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _dtensors(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _dtensors(item, (*path, index))
 
 
 def load_like(path: Path, like: Mapping[str, Any]) -> Checkpoint:

@@ -101,7 +101,7 @@ class RankReader(StorageReader):
             wanted[self._rows[index.fqn, tuple(index.offset or ())].name].append(item)
         for file in self.manifest.files:
             if any(row.name in wanted for row in file.rows):
-                for name, tensor in read_file(self._entries, file, wanted).items():
+                for name, tensor in read_file(self._entries, file, wanted):
                     for item in wanted.get(name, ()):
                         _copy(tensor, item, planner)
         future: Future[None] = Future()

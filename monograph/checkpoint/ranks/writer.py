@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,11 +42,13 @@ class Stored:
 class RankWriter(StorageWriter):
     """Writes into a directory that nobody sees before the manifest is there. Its `stack` is left after the save."""
 
-    def __init__(self, path: Path, planner: StatePlanner, stack: ExitStack, *, overwrite: bool) -> None:
+    def __init__(
+        self, path: Path, planner: StatePlanner, stack: ExitStack, may_overwrite: Callable[[], bool]
+    ) -> None:
         self._path = path
         self._planner = planner
         self._stack = stack
-        self._overwrite = overwrite
+        self._may_overwrite = may_overwrite
         self._place: Place  # of the coordinator
 
     @classmethod
@@ -63,7 +65,7 @@ class RankWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        place = self._place = self._stack.enter_context(_place(self._path, overwrite=self._overwrite))
+        place = self._place = self._stack.enter_context(_place(self._path, overwrite=self._may_overwrite()))
         directory = str(place.directory.absolute())
         return [
             replace(plan, storage_data=RankFile(directory, f"tensors-{place.token}-{rank:05}.safetensors"))

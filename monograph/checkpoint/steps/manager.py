@@ -7,23 +7,21 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
 
 from monograph.checkpoint.errors import Taken
 from monograph.checkpoint.load import load_checkpoint
+from monograph.checkpoint.ranks.group import State, in_group
 from monograph.checkpoint.save import saving, take_apart
-from monograph.checkpoint.steps.leases import Hold, newest_held
+from monograph.checkpoint.steps.leases import HeldPath, Hold, newest_held
 from monograph.checkpoint.steps.run import Run, step_of
+from monograph.checkpoint.steps.together import newest_whole, save_step
 from monograph.checkpoint.write import Parts, write
 from monograph.errors import CheckpointError
 from monograph.user_code.lines import Origin
-
-State: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 @dataclass
@@ -55,6 +53,9 @@ class CheckpointManager:
     returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error. If
     states come faster than they can be written, those between the first and the newest are left out, with a warning.
 
+    In a process group of several ranks every rank calls `save` and `latest`, with the same step: a checkpoint holds the
+    states of all. `together=False` is for a rank that keeps checkpoints of its own.
+
     >>> import tempfile
     >>> checkpoints = mg.CheckpointManager(tempfile.mkdtemp(), keep=2)
     >>> for step in range(4):
@@ -71,6 +72,7 @@ class CheckpointManager:
         every: int | None = None,
         asynchronous: bool = False,
         rewind: bool = False,
+        together: bool | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise CheckpointError(
@@ -82,6 +84,7 @@ class CheckpointManager:
             )
         self.every = every
         self.asynchronous = asynchronous
+        self.together = together
         self._run = Run(Path(directory), keep, rewind)
         self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
         self._newest: Hold | None = None  # for those who keep a path as a string
@@ -102,11 +105,20 @@ class CheckpointManager:
                 f"step={step!r} is no number of a step", hint="pass an int that is 0 or more"
             )
         self._failure.raise_once()
-        self._run.check(step)
+        together = in_group() if self.together is None else self.together
+        if not together:
+            self._run.check(step)
         if self.every is not None and step % self.every:
             return None
         path = self._run.path(step)
         self._let_go()
+        if together:
+            if self.asynchronous:
+                raise CheckpointError(
+                    "several processes do not save in the background", hint="leave asynchronous=True out"
+                )
+            save_step(self._run, state_dict, step)
+            return path
         state = state_dict() if callable(state_dict) else state_dict
         with saving(path):
             parts = take_apart(state)
@@ -158,6 +170,8 @@ class CheckpointManager:
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, every byte of it verified; a warning names each that is not."""
+        if in_group() if self.together is None else self.together:
+            return self._taken(newest_whole(self._run))
         damaged: set[Path] = set()
         while True:
             steps = partial(self._run.paths_besides, damaged)
@@ -170,11 +184,17 @@ class CheckpointManager:
                     damaged.add(self.directory / found.name)
                     warnings.warn(f"skipped: {error.message}", stacklevel=2)
                 continue
-            if found.hold is not None:
-                self._holds.add(found.hold)
-                self._newest = found.hold
-            self._run.resumed = step_of(found)
-            return found
+            return self._taken(found)
+
+    def _taken(self, found: HeldPath | None) -> Path | None:
+        """Remember what is given away."""
+        if found is None:
+            return None
+        if found.hold is not None:
+            self._holds.add(found.hold)
+            self._newest = found.hold
+        self._run.resumed = step_of(found)
+        return found
 
     @property
     def directory(self) -> Path:

@@ -91,18 +91,22 @@ class Others:
 
     def reason(self, here: Place, error: BaseException) -> str:
         """Why a collective of this rank has failed: who failed by itself, who is gone, who is late."""
-        what = str(error).partition("\n")[0]
         before = in_time(self._seen)
-        if before is not None:
-            time.sleep(_SILENT_SECONDS)
-        after = None if before is None else in_time(self._seen)
-        if before is None or after is None:
-            return (
-                "the store of the process group does not answer: the process that has it is gone or stopped, which is "
-                f"{self._ranks.named([0])} unless torchrun has it; {self._ranks.named([self._ranks.rank])} "
-                f"was {here} ({what})"
-            )
-        return self._told_apart(here, before, after, what)
+        if before is None:
+            return self.no_store(here, error)
+        time.sleep(_SILENT_SECONDS)
+        after = in_time(self._seen)
+        if after is None:
+            return self.no_store(here, error)
+        return self._told_apart(here, before, after, _first_line(error))
+
+    def no_store(self, here: Place, error: BaseException) -> str:
+        """The reason if the others cannot be asked about."""
+        named = self._ranks.named
+        return (
+            "the store of the process group does not answer: the process that has it is gone or stopped, which is "
+            f"{named([0])} unless torchrun has it; {named([self._ranks.rank])} was {here} ({_first_line(error)})"
+        )
 
     def _told_apart(self, here: Place, before: _Seen, after: _Seen, what: str) -> str:
         named, places, notes = self._ranks.named, after.places, after.notes
@@ -137,6 +141,10 @@ class Others:
 def _place(text: str) -> Place:
     call, step, build, running, doing = text.split("|", 4)
     return Place(int(call), int(step), int(build), running, doing)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _last(name: str, place: Place | None) -> str:

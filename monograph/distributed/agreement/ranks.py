@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from monograph.errors import DistributedError
 
@@ -17,7 +17,7 @@ _FIRST_PAUSE: Final = (
     0.0002  # seconds between two looks at the store; it grows, since who waits long waits for much
 )
 _LONGEST_PAUSE: Final = 0.02
-_ANSWER_SECONDS: Final = 1.0  # that a store may take which is not known to be there still
+_ANSWER_SECONDS: Final = 1.8  # that a store may take which is not known to be there still
 
 RESTART: Final = (
     "this graph cannot go on: end all ranks and start them again from the newest checkpoint, as "
@@ -59,14 +59,9 @@ class Ranks:
         number = store.add(
             f"monograph/{name}/{self.rank}", 1
         )  # the same on each rank, also after others were made
-        self._name = f"monograph/{name}/{number}"
-        self.store = PrefixStore(self._name, store)
+        # the connection of the group: a server of torch that gets a new one may look up its name, for seconds
+        self.store = PrefixStore(f"monograph/{name}/{number}", store)
         self._meetings = 0
-
-    def own_connection(self) -> Store:
-        """The same store for another thread: calls of one connection wait for each other."""
-        underlying: Any = self.store.underlying_store
-        return PrefixStore(self._name, underlying.clone())
 
     def key(self, what: str, rank: int | None = None) -> str:
         """Where a rank, by default this one, leaves a word."""

@@ -34,7 +34,7 @@ class Watch:
         self._key = ranks.key("at")
         self._place = Place(0, -1, -1, "")
         stop = threading.Event()
-        arguments = stop, ranks.own_connection(), ranks.key("beat")
+        arguments = stop, ranks.store, ranks.key("beat")
         thread = threading.Thread(target=_beat, args=arguments, name="monograph-beat", daemon=True)
         thread.start()
         # also when the interpreter ends, which a thread inside of the store would not survive
@@ -80,8 +80,11 @@ class Watch:
             self.failure = DistributedError(f"a step of this rank failed: {said}", hint=RESTART)
             self._say(Note(said))
             return error
-        self._say(Note(""))
-        self.failure = DistributedError(self.others("").reason(self._place, error), hint=RESTART)
+        others = self.others("")
+        said = (
+            others.reason(self._place, error) if self._say(Note("")) else others.no_store(self._place, error)
+        )
+        self.failure = DistributedError(said, hint=RESTART)
         return self.failure
 
     def others(self, running: str) -> Others:
@@ -94,8 +97,15 @@ class Watch:
         except RuntimeError as error:
             raise self.failed(error) from error
 
-    def _say(self, note: Note) -> None:
-        in_time(lambda: self.ranks.store.set(self.ranks.key("note"), note.text))
+    def _say(self, note: Note) -> bool:
+        """Leave a note; False if there is no store any more that would take it."""
+        store, key = self.ranks.store, self.ranks.key("note")
+
+        def leave() -> bool:
+            store.set(key, note.text)
+            return store.check([key])
+
+        return bool(in_time(leave))
 
 
 def _is_of_collectives(error: BaseException) -> bool:
