@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 
 from monograph.checkpoint.errors import Damaged, Refused
@@ -21,9 +22,11 @@ _TOGETHER: Final = (
 
 
 @contextmanager
-def on_all_ranks(verb: str, path: Path, hint: str = "") -> Iterator[None]:
+def on_all_ranks(
+    verb: str, path: Path, hint: str = "", *, group: distributed.ProcessGroup | None = None
+) -> Iterator[None]:
     """The boundary, in a group: names the path and the ranks that failed, or that are gone."""
-    ranks = Ranks("checkpoint")
+    ranks = Ranks("checkpoint", group)
     what = f"{verb} {path.name}"
     try:
         words = ranks.meet(what, f'to {verb} "{path}"')

@@ -39,6 +39,11 @@ def save_together(state: State, path: Path, may_overwrite: Callable[[], bool]) -
     import_module(_SAVING).save_together(state, path, may_overwrite)
 
 
+def background() -> Any:
+    """A `saving.Background`; every rank calls it."""
+    return import_module(_SAVING).Background()
+
+
 def words_of_all(word: str, purpose: str) -> list[str]:
     """What each rank says; every rank calls it. Raises DistributedError that names who does not."""
     words: list[str] = import_module(_AGREEMENT).Ranks("words").meet(word, purpose)

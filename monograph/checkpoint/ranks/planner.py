@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import zlib
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_local_save_plan
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
@@ -19,6 +20,7 @@ from torch.distributed.tensor.placement_types import Partial
 
 from monograph.checkpoint.bytes import on_host, row_of
 from monograph.checkpoint.errors import Refused
+from monograph.checkpoint.flatten import Flat
 from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import own_row
 from monograph.checkpoint.tensor_file import bytes_of
@@ -31,7 +33,7 @@ class Said:
 
     tree: bytes  # JSON, compressed
     about: Mapping[str, Any]
-    plain: Mapping[str, object]  # form and sums of each tensor that is not spread
+    plain: Mapping[str, object]  # form and digest of each tensor that is not spread
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,11 @@ class StatePlanner(DefaultSavePlanner):
     def __init__(self, take_apart: Callable[[], Parts]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._take_apart = take_apart
-        self.parts: Parts  # once it is set up
+        self.is_coordinator = False
+        self.parts: Parts  # once it is taken apart
+        self._tensors: dict[str, torch.Tensor] = {}  # what this rank has of each
+        self._is_taken = False
+        self._trouble: Exception | None = None
         self.described: Described  # on the coordinator, once all have planned
 
     def set_up_planner(
@@ -71,20 +77,45 @@ class StatePlanner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
+        self.is_coordinator = is_coordinator
+        if not self._is_taken:
+            self.take()
+        if self._trouble is not None:
+            raise self._trouble
+
+    def take(self, *, copy: bool = False) -> None:
+        """Take the state apart now, if need be into a copy. What goes wrong is raised when all ranks plan."""
+        self._is_taken = True
+        try:
+            self._take(copy=copy)
+        except Exception as error:
+            self._trouble = error
+
+    def _take(self, *, copy: bool) -> None:
         self.parts = self._take_apart()
         tensors = self.parts.flat.tensors
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor) and any(isinstance(item, Partial) for item in tensor.placements):
                 raise Refused(f"{name} holds partial sums", "redistribute it first")
-        super().set_up_planner(dict(tensors), storage_meta, is_coordinator)
-
-    def create_local_plan(self) -> SavePlan:
-        plan = super().create_local_plan()
+            local = local_of(tensor)
+            self._tensors[name] = tensor if local is None else local
+            if copy:
+                row = row_of(name, self._tensors[name])
+                self._tensors[name] = on_host(self._tensors[name], row, copy=True)
+        plan = create_default_local_save_plan(dict(tensors), self.is_coordinator)
         tree = zlib.compress(json.dumps(self.parts.flat.tree, separators=(",", ":")).encode(), 1)
-        tensors = self.parts.flat.tensors.items()
-        plain = {name: _form_and_sum(tensor) for name, tensor in tensors if not isinstance(tensor, DTensor)}
+        plain = {
+            name: _form_and_digest(self._tensors[name])
+            for name, tensor in tensors.items()
+            if not isinstance(tensor, DTensor)
+        }
         items = [item for item in plan.items if not _is_empty_part(item)]
         self.plan = replace(plan, items=items, planner_data=Said(tree, self.parts.about, plain))
+        if copy:
+            self.parts.check_unchanged()
+            self.parts = replace(self.parts, flat=Flat(self.parts.flat.tree, {}), versions={})
+
+    def create_local_plan(self) -> SavePlan:
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -107,16 +138,15 @@ class StatePlanner(DefaultSavePlanner):
         return super().create_global_plan(plans)
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        if index.fqn in self.state_dict:
-            found: torch.Tensor = super().lookup_object(index)
-            return found
-        return self.parts.flat.tensors[index.fqn.rpartition("@")[0]]
+        """What this rank has of a tensor; its own may have a name with its number."""
+        own, _, _ = index.fqn.rpartition("@")
+        return self._tensors[index.fqn if index.fqn in self._tensors else own]
 
 
-def _form_and_sum(tensor: torch.Tensor) -> object:
+def _form_and_digest(tensor: torch.Tensor) -> object:
     row = row_of("", tensor)
     view = bytes_of(on_host(tensor, row))
-    return str(row.dtype), row.shape, row.stride, zlib.crc32(view), zlib.adler32(view)
+    return str(row.dtype), row.shape, row.stride, hashlib.sha256(view).digest()
 
 
 def _is_empty_part(item: WriteItem) -> bool:

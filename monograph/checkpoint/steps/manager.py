@@ -7,14 +7,16 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from monograph.checkpoint.errors import Taken
 from monograph.checkpoint.load import load_checkpoint
-from monograph.checkpoint.ranks.group import State, in_group
+from monograph.checkpoint.ranks.group import State, background, in_group
 from monograph.checkpoint.save import saving, take_apart
 from monograph.checkpoint.steps.leases import HeldPath, Hold, newest_held
 from monograph.checkpoint.steps.run import Run, step_of
@@ -54,7 +56,8 @@ class CheckpointManager:
     states come faster than they can be written, those between the first and the newest are left out, with a warning.
 
     In a process group of several ranks every rank calls `save` and `latest`, with the same step: a checkpoint holds the
-    states of all. `together=False` is for a rank that keeps checkpoints of its own.
+    states of all. There a save in the background waits for the one before, and none is left out.
+    `together=False` is for a rank that keeps checkpoints of its own.
 
     >>> import tempfile
     >>> checkpoints = mg.CheckpointManager(tempfile.mkdtemp(), keep=2)
@@ -91,6 +94,7 @@ class CheckpointManager:
         self._thread: threading.Thread | None = None
         self._waiting: tuple[Parts, Path] | None = None  # what the thread writes next
         self._lock = threading.Lock()  # of the two
+        self._background: Any = None  # of a group
         self._process = os.getpid()  # that has the three
         self._failure = _Failure()
         atexit.register(self._failure.report)  # it runs after the threads have ended
@@ -114,10 +118,9 @@ class CheckpointManager:
         self._let_go()
         if together:
             if self.asynchronous:
-                raise CheckpointError(
-                    "several processes do not save in the background", hint="leave asynchronous=True out"
-                )
-            save_step(self._run, state_dict, step)
+                self._save_behind(state_dict, step)
+            else:
+                save_step(self._run, state_dict, step)
             return path
         state = state_dict() if callable(state_dict) else state_dict
         with saving(path):
@@ -153,12 +156,22 @@ class CheckpointManager:
                 f'"{left_out[1]}" is left out: states are saved faster than they can be written', stacklevel=3
             )
 
+    def _save_behind(self, state: State, step: int) -> None:
+        """Save the states of all ranks beside the training, when the save before has ended on this rank."""
+        self.wait()
+        if self._background is None:
+            self._background = background()
+        copied, saver = self._background.copy_of(state), self._background.save
+        writing = partial(save_step, self._run, copied, step, saver)
+        self._thread = threading.Thread(target=self._run_behind, args=(writing,), name="monograph-save")
+        self._thread.start()
+
     def _leave_to_the_parent(self) -> None:
         """After a fork the thread is in the other process, which writes what was handed over there."""
         if self._process != os.getpid():
             self._thread = self._waiting = None
             self._lock = threading.Lock()  # the old one may have been held
-            self._process = os.getpid()
+        self._process = os.getpid()
 
     def wait(self) -> None:
         """Return when nothing of this process is being written any more; raise the error of a save that failed."""
@@ -235,17 +248,20 @@ class CheckpointManager:
     def _write_behind(self, parts: Parts, path: Path) -> None:
         job: tuple[Parts, Path] | None = (parts, path)
         while job is not None:
-            try:
-                self._write(*job)
-            except CheckpointError as error:
-                error.where = Origin()  # no line of the user's is at work here
-                self._failure.error = error
-            except Exception as error:
-                self._failure.error = error
+            self._run_behind(partial(self._write, *job))
             with self._lock:
                 job, self._waiting = self._waiting, None
                 if job is None:
                     self._thread = None
+
+    def _run_behind(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except CheckpointError as error:
+            error.where = Origin()  # no line of the user's is at work here
+            self._failure.error = error
+        except Exception as error:
+            self._failure.error = error
 
     def _write(self, parts: Parts, path: Path) -> None:
         step, run = step_of(path), self._run

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from monograph.checkpoint.load import verify_share
-from monograph.checkpoint.ranks.group import State, save_together, this_process, words_of_all
+from monograph.checkpoint.ranks.group import save_together, this_process, words_of_all
 from monograph.checkpoint.save import saving
 from monograph.checkpoint.steps.leases import HeldPath, Hold, newest_held
 from monograph.checkpoint.steps.run import Run
 from monograph.errors import CheckpointError
 
+Saver: TypeAlias = Callable[[Any, Path, Callable[[], bool]], None]
 
-def save_step(run: Run, state: State, step: int) -> None:
+
+def save_step(run: Run, state: Any, step: int, saver: Saver = save_together) -> None:
     """Save the states of all ranks under a step, and let the first rank remove old ones."""
     path = run.path(step)
 
@@ -28,7 +32,7 @@ def save_step(run: Run, state: State, step: int) -> None:
         return is_own
 
     try:
-        save_together(state, path, replaces)
+        saver(state, path, replaces)
     except BaseException:
         if not os.path.lexists(path):
             run.own.discard(step)

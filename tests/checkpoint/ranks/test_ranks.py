@@ -11,12 +11,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.tensor import Replicate, Shard
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import monograph as mg
 from tests.checkpoint.ranks.states import WHOLE, expected, rank_state, spread, whole
 from tests.checkpoint.same import assert_equal, difference
 from tests.distributed.ranks import on_ranks
+from tests.support.warm import run_script
 
 OTHER = {"weight": Shard(1), "narrow": Replicate(), "bias": Shard(0)}
 
@@ -88,6 +93,20 @@ def path(folder: Path, saved: object, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder / "two", tmp_path / "two"))
 
 
+def test_a_process_by_itself_imports_nothing_for_many(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nimport torch\nimport monograph as mg\n"
+        "manager = mg.CheckpointManager('steps')\n"
+        "manager.save({'x': torch.ones(2)}, step=1)\n"
+        "mg.load(mg.save({'x': torch.ones(2)}, 'checkpoint'))\n"
+        "mg.load(manager.latest())\n"
+        "print([name for name in sys.modules if name in ('torch.distributed.checkpoint', 'monograph.distributed')])\n"
+    )
+    done = run_script([script.name], cwd=tmp_path, env=os.environ)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
 def test_each_rank_gets_its_own_state_back(saved: list[dict[str, Any]]) -> None:
     assert [found["own"] for found in saved] == [None, None]
 
@@ -141,6 +160,56 @@ def loading(path: Path) -> str | None:
 
 def test_another_number_of_ranks_loads_it(path: Path) -> None:
     assert on_ranks(loading, 3, path) == [None] * 3
+
+
+LAYOUTS = {
+    "two of two dims": (Shard(0), Shard(1)),
+    "two of one dim": (Shard(0), Shard(0)),
+    "one of two": (Replicate(), Shard(1)),
+    "uneven": (Shard(0), Replicate()),
+}
+SHAPES = {"two of two dims": (8, 6), "two of one dim": (9, 2), "one of two": (2, 7), "uneven": (3, 5)}
+WHOLES = {name: torch.arange(float(a * b)).view(a, b) for name, (a, b) in SHAPES.items()}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4))
+
+
+def saving_by_four(path: Path) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    state = {
+        name: distribute_tensor(WHOLES[name].clone(), mesh, placements, src_data_rank=None)
+        for name, placements in LAYOUTS.items()
+    }
+    both = model()  # FSDP2 over tensor parallel, as torch does it
+    parallelize_module(both, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(both, mesh=mesh["dp"])
+    mg.save(state | both.state_dict(), path)
+
+
+def by_four() -> dict[str, torch.Tensor]:
+    """What four ranks save, whole."""
+    return WHOLES | {name: tensor.detach() for name, tensor in model().state_dict().items()}
+
+
+def loading_sharded(path: Path) -> str | None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    like = {
+        name: distribute_tensor(torch.zeros_like(tensor), mesh, [Shard(0)], src_data_rank=None)
+        for name, tensor in by_four().items()
+    }
+    return difference(by_four(), whole(dict(mg.load(path, like=like))))
+
+
+def test_four_ranks_save_what_one_two_and_three_load(tmp_path: Path) -> None:
+    path = tmp_path / "four"
+    on_ranks(saving_by_four, 4, path)
+    assert len(os.listdir(path)) == 5
+    assert_equal(by_four(), mg.load(path))
+    for size in (2, 3):
+        assert on_ranks(loading_sharded, size, path) == [None] * size
 
 
 def refusing(path: Path) -> list[tuple[str, str]]:
