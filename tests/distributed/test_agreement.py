@@ -99,7 +99,7 @@ def agreeing() -> dict[str, object]:
 
     def pair(name: str, seconds: float = TIMEOUT) -> Agreement:
         ranks = Ranks(name, seconds=seconds)
-        return Agreement(ranks, Watch(ranks))
+        return Agreement(ranks)
 
     usual = pair("usual")
     usual.confirm(USUAL)
@@ -131,6 +131,13 @@ def agreeing() -> dict[str, object]:
     if rank == 0:
         found["missing"] = error_of(missing.confirm, USUAL)
     dist.barrier()
+    first_missing = pair("first is missing", seconds=0.5)
+    if rank == 1:
+        found["missing"] = error_of(first_missing.confirm, USUAL)
+    dist.barrier()
+    pairs = [dist.new_group([0]), dist.new_group([1])]
+    of_one = Ranks("of one", pairs[rank])
+    found["named"] = of_one.named([0]), of_one.meet("here", "to be alone")
     known = pair("known")
     known.confirm(USUAL)
     if rank:  # it has these collectives in each step, and rank 0 suddenly others
@@ -142,7 +149,19 @@ def agreeing() -> dict[str, object]:
     begin = time.perf_counter()
     for step in range(1000):
         usual.watch.begin(step, 0, USUAL.digest)
+    found["microseconds of a word"] = (time.perf_counter() - begin) * 1000
+    alone = pair("timed")
+    with alone.step(0, 0, USUAL):
+        pass
+    begin = time.perf_counter()
+    for step in range(1000):
+        with alone.step(step, 0, USUAL):
+            pass
     found["microseconds of a step"] = (time.perf_counter() - begin) * 1000
+    begin = time.perf_counter()
+    for _ in range(100):
+        usual.confirm(USUAL)
+    found["microseconds of a question"] = (time.perf_counter() - begin) * 10000
     dist.barrier()
     return found
 
@@ -196,9 +215,15 @@ def test_ranks_that_mix_up_two_known_steps_are_stopped(agreed: list[dict[str, ob
 
 
 def test_a_rank_that_does_not_come_is_named(agreed: list[dict[str, object]]) -> None:
-    assert agreed[0]["missing"] == (
-        "rank 1 did not come to agree on the collectives of this step within 0.5 seconds; rank 1 had not begun a step"
-    )
+    for rank in (0, 1):
+        assert agreed[rank]["missing"] == (
+            f"rank {1 - rank} did not come to agree on the collectives of this step within 0.5 seconds; "
+            f"rank {1 - rank} had not begun a step"
+        )
+
+
+def test_ranks_of_a_part_have_the_names_of_all(agreed: list[dict[str, object]]) -> None:
+    assert [found["named"] for found in agreed] == [("rank 0", ["here"]), ("rank 1", ["here"])]
 
 
 def test_a_rank_that_runs_already_is_not_waited_for(agreed: list[dict[str, object]]) -> None:
@@ -232,6 +257,8 @@ def reducing(fault: str, rank_of_fault: int) -> list[int]:
 def happens(fault: str) -> None:
     if fault == "raises":
         raise ValueError("bad batch")
+    if fault == "slow":
+        time.sleep(2.5 * TIMEOUT)
     if fault in ("killed", "stopped"):
         os.kill(os.getpid(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
 
@@ -242,6 +269,7 @@ CASES = {
     "killed of four": ("killed", 2, 4, False),
     "stopped": ("stopped", 1, 2, False),
     "late": ("late", 0, 2, False),
+    "slow": ("slow", 1, 2, False),
     "raises": ("raises", 1, 2, False),
     "killed with the store": ("killed", 0, 2, True),
     "stopped with the store": ("stopped", 0, 2, True),
@@ -285,6 +313,10 @@ def test_without_a_fault_nothing_is_said(outcomes) -> None:
             "late",
             "rank 0 is late: rank 0 was last in step 2 (build 0), and the others waited in step 3 (build 0)",
         ),
+        (
+            "slow",
+            "rank 1 is late: rank 1 was last in step 3 (build 0, in all_reduce of fc.weight), and the others waited",
+        ),
         ("raises", "rank 1 failed in step 3 (build 0, in all_reduce of fc.weight): ValueError: bad batch"),
         (
             "killed with the store",
@@ -306,7 +338,7 @@ def test_survivors_name_the_rank_its_step_and_what_it_did(outcomes, case: str, s
     there = outcomes[case][rank]
     if fault == "raises":
         assert isinstance(there.error, ValueError)
-    elif fault == "late":
+    elif fault in ("late", "slow"):
         assert isinstance(there.error, mg.DistributedError)  # it comes to a group that has given up
     else:
         assert not there.is_alive

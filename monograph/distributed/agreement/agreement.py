@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from monograph.distributed.agreement.ranks import RESTART, Ranks
 from monograph.distributed.agreement.signature import Signature, difference
 from monograph.distributed.agreement.watch import Watch
@@ -15,10 +18,20 @@ class Agreement:
     of them it is: collectives that do not fit each other give wrong numbers, or end the process, without any error.
     """
 
-    def __init__(self, ranks: Ranks, watch: Watch) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.watch = watch
+        self.watch = Watch(ranks)
         self._agreed: set[str] = set()  # the same on all ranks
+
+    @contextmanager
+    def step(self, step: int, build: int, signature: Signature) -> Iterator[None]:
+        """Inside, a step of a build runs its collectives. Raises DistributedError before it or at its end.
+
+        After one no step runs any more: what this rank has is of no use without the others.
+        """
+        self.confirm(signature)
+        with self.watch.step(step, build, signature.digest):
+            yield
 
     def confirm(self, signature: Signature) -> None:
         """Return when all ranks are about to run these collectives. Raises DistributedError on all ranks if not."""

@@ -12,6 +12,7 @@ from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
 from monograph.errors import DistributedError
 
 BEAT_SECONDS: Final = 0.3
+FAILED: Final = "failed"  # the key that says which rank has failed, for those that wait
 _SILENT_SECONDS: Final = 1.2  # four beats: a rank that leaves none in that time is gone
 
 
@@ -47,6 +48,11 @@ class Note:
         """As it is in the store."""
         return json.dumps(asdict(self))
 
+    @staticmethod
+    def of(text: str) -> Note:
+        """The note of a text."""
+        return Note(**json.loads(text))
+
 
 @dataclass(frozen=True)
 class _Seen:
@@ -67,17 +73,22 @@ class Others:
         self._next_look = 0.0
 
     def look(self) -> None:
-        """Raises DistributedError if one has failed, or runs other collectives already. At most once in a beat."""
+        """Raises DistributedError if one has failed, or runs other collectives already. At most once in a beat.
+
+        The first rank looks at all, the others at it: of a thousand that wait one has much to read.
+        """
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + BEAT_SECONDS
-        ranks, seen = self._ranks, self._seen()
-        for rank in self._numbers():
-            note, place = seen.notes[rank], seen.places[rank]
-            if note is not None and note.error:
-                said = note.error if note.is_shared else f"{ranks.named([rank])} failed: {note.error}"
-                raise DistributedError(said, hint=RESTART)
+        ranks = self._ranks
+        if (failed := ranks.read(FAILED)) is not None:
+            note = Note.of(ranks.read(ranks.key("note", int(failed))) or "")
+            who = "" if note.is_shared else f"{ranks.named([int(failed)])} failed: "
+            raise DistributedError(f"{who}{note.error}", hint=RESTART)
+        for rank in self._numbers() if ranks.rank == 0 else [0]:
+            said = ranks.read(ranks.key("at", rank))
+            place = None if said is None else _place(said)
             if place is not None and place.call > self._calls and place.running != self._running:
                 raise DistributedError(
                     f"{ranks.named([rank])} is {place} already and runs the collectives of an earlier step, "
@@ -133,7 +144,7 @@ class Others:
 
     def _seen(self) -> _Seen:
         ranks = self._ranks
-        notes = [None if said is None else Note(**json.loads(said)) for said in ranks.read_all("note")]
+        notes = [None if said is None else Note.of(said) for said in ranks.read_all("note")]
         places = [None if said is None else _place(said) for said in ranks.read_all("at")]
         return _Seen(ranks.read_all("beat"), notes, places)
 

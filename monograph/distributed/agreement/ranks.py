@@ -60,7 +60,7 @@ class Ranks:
             f"monograph/{name}/{self.rank}", 1
         )  # the same on each rank, also after others were made
         # the connection of the group: a server of torch that gets a new one may look up its name, for seconds
-        self.store = PrefixStore(f"monograph/{name}/{number}", store)
+        self.store: Any = PrefixStore(f"monograph/{name}/{number}", store)
         self._meetings = 0
 
     def key(self, what: str, rank: int | None = None) -> str:
@@ -73,7 +73,12 @@ class Ranks:
 
     def read_all(self, what: str) -> list[str | None]:
         """The word of each rank, if it is there."""
-        return [self.read(self.key(what, rank)) for rank in range(self.size)]
+        keys = [self.key(what, rank) for rank in range(self.size)]
+        if self.store.has_extended_api() and self.store.check(
+            keys
+        ):  # in one go; it waits for what is not there
+            return [word.decode() for word in self.store.multi_get(keys)]
+        return [self.read(key) for key in keys]
 
     def meet(self, word: str, purpose: str, watcher: Watcher | None = None) -> list[str]:
         """Wait until every rank has come here, with a word; all words, on all ranks.

@@ -14,7 +14,7 @@ from typing import Final
 from torch import distributed
 from torch.distributed.distributed_c10d import Store
 
-from monograph.distributed.agreement.others import BEAT_SECONDS, Note, Others, Place
+from monograph.distributed.agreement.others import BEAT_SECONDS, FAILED, Note, Others, Place
 from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
 from monograph.errors import DistributedError
 
@@ -103,7 +103,9 @@ class Watch:
 
         def leave() -> bool:
             store.set(key, note.text)
-            return store.check([key])
+            if note.error:
+                store.set(FAILED, str(self.ranks.rank))
+            return bool(store.check([key]))
 
         return bool(in_time(leave))
 
