@@ -49,13 +49,20 @@ def load(
             raise ArtifactError("a package is compiled already", hint="leave backend out")
         return load_package(path, trust=trust)
     if like is not None:
-        return load_like(path, like)
+        checkpoint = load_like(path, like)
+        _note_use(asked)
+        return checkpoint
     with loading(path):
         content = read_whole(path, this_process())
         if content.manifest.kind != ARTIFACT:
-            if isinstance(asked, HeldPath) and asked.hold is not None:
-                asked.hold.used = True
+            _note_use(asked)
             return Checkpoint(content.state, path, content.manifest.about)
         artifact = read_artifact(path, content, backend=backend, trust=trust)
         artifact.restore_random_state()
         return artifact
+
+
+def _note_use(asked: object) -> None:
+    """A checkpoint that was loaded need not be held for long."""
+    if isinstance(asked, HeldPath) and asked.hold is not None:
+        asked.hold.used = True

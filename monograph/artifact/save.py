@@ -48,7 +48,7 @@ def save(
     optimizer, else as `infer`; `signatures=(name,)` gives it another name. Nothing is pickled. An existing path is
     an error unless `overwrite`. Raises CheckpointError and ArtifactError.
 
-    In a process group of several ranks every rank saves its state dict, at the same path in a file system that all see:
+    In a process group every rank saves its state dict, at the same path in a file system that all see:
     one checkpoint holds them all, DTensors in parts, or none. `together=False` saves the state of this rank alone.
 
     >>> import tempfile

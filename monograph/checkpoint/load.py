@@ -13,7 +13,7 @@ from monograph.checkpoint.archive import begins_with, is_archive, opened_entries
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.files import MANIFEST
 from monograph.checkpoint.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE, from_bytes
-from monograph.checkpoint.read import ALONE, Content, Process, manifest_bytes, read, read_file
+from monograph.checkpoint.read import ALONE, Content, Process, check_names, manifest_bytes, read, read_file
 from monograph.checkpoint.save import Checkpoint, reason_of
 from monograph.errors import ArtifactError, CheckpointError
 
@@ -35,6 +35,7 @@ def verify_share(path: Path, process: Process) -> None:
     """Verify every n-th file of a checkpoint, for one of n processes; CheckpointError if one of them is damaged."""
     with loading(path), opened_entries(path) as entries:
         manifest = from_bytes(manifest_bytes(entries))
+        check_names(entries)
         for file in manifest.files[process.rank :: process.size]:
             deque(read_file(entries, file), maxlen=0)  # to the end, and nothing is kept
 

@@ -61,7 +61,7 @@ def manifest_bytes(entries: ArchiveEntries) -> bytes:
 def read(entries: ArchiveEntries, raw: bytes, process: Process) -> Content:
     """What a manifest describes; `Damaged` for whatever does not fit together. Of many states, that of a process."""
     manifest = from_bytes(raw)
-    _check_names(entries)
+    check_names(entries)
     needed, memory = sum(file.num_bytes for file in manifest.entries), memory_bytes()
     if needed > memory:
         raise Damaged(f"it takes {needed:,} bytes, and the memory of this machine has {memory:,}")
@@ -128,7 +128,7 @@ def is_complete(path: Path) -> bool:
         with opened(path) as fd:
             entries = Directory(fd)
             manifest = from_bytes(manifest_bytes(entries))
-            _check_names(entries)
+            check_names(entries)
             for file in manifest.entries:
                 with entries.open_entry(file.name) as (_file, num_bytes):
                     _check_size(file, num_bytes)
@@ -171,7 +171,8 @@ def read_file(
     yield from tensors.items()
 
 
-def _check_names(entries: ArchiveEntries) -> None:
+def check_names(entries: ArchiveEntries) -> None:
+    """`Damaged` if there are files of others."""
     foreign = next((name for name in entries.names() if not is_ours(name)), None)
     if foreign is not None:
         raise Damaged(f"it holds {foreign!r}, which is no part of it")

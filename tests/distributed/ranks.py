@@ -75,12 +75,12 @@ class Group:
 
 
 def on_ranks(function: Callable[..., Any], size: int, *arguments: Any, seconds: float = 60.0) -> list[Any]:
-    """What a function gives on each rank; the first error of one is raised."""
+    """What a function gives on each rank; an error of one is raised, with those of the others."""
     outcomes = Group(function, size, *arguments, seconds=seconds).results()
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-        assert outcome.is_alive
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        raise BaseExceptionGroup("ranks have failed", errors)
+    assert all(outcome.is_alive for outcome in outcomes)
     return [outcome.value for outcome in outcomes]
 
 

@@ -27,8 +27,8 @@ def this_process() -> Process:
 
 
 def in_group() -> bool:
-    """True for one of several processes."""
-    return this_process().size > 1
+    """True for a process of a group, also of one alone: its state may hold DTensors."""
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def save_together(state: State, path: Path, may_overwrite: Callable[[], bool]) -> None:

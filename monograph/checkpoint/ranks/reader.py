@@ -25,7 +25,7 @@ from monograph.checkpoint.bytes import Box, Joined, Row
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import ARTIFACT, Manifest, from_bytes
-from monograph.checkpoint.read import Process, manifest_bytes, read_file, sources, tree_for
+from monograph.checkpoint.read import Process, check_names, manifest_bytes, read_file, sources, tree_for
 
 
 class RankReader(StorageReader):
@@ -63,6 +63,7 @@ class RankReader(StorageReader):
         manifest = self.manifest = from_bytes(manifest_bytes(entries))
         if manifest.kind == ARTIFACT:
             raise Damaged("it is an artifact; load it with mg.load(path)")
+        check_names(entries)
         # a saver may replace it meanwhile
         names = [item.name for item in manifest.entries]
         self._entries = self._stack.enter_context(entries.opened(names))

@@ -55,7 +55,7 @@ class CheckpointManager:
     returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error. If
     states come faster than they can be written, those between the first and the newest are left out, with a warning.
 
-    In a process group of several ranks every rank calls `save` and `latest`, with the same step: a checkpoint holds the
+    In a process group every rank calls `save` and `latest`, with the same step: a checkpoint holds the
     states of all. There a save in the background waits for the one before, and none is left out.
     `together=False` is for a rank that keeps checkpoints of its own.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import monograph as mg
 from tests.checkpoint.ranks.states import WHOLE, expected, rank_state, spread, whole
 from tests.checkpoint.same import assert_equal, difference
+from tests.checkpoint.test_damage import seal
 from tests.distributed.ranks import on_ranks
 from tests.support.warm import run_script
 
@@ -210,6 +214,36 @@ def test_four_ranks_save_what_one_two_and_three_load(tmp_path: Path) -> None:
     assert_equal(by_four(), mg.load(path))
     for size in (2, 3):
         assert on_ranks(loading_sharded, size, path) == [None] * size
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to each part of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places_in(item, (*path, key))
+
+
+def test_no_manifest_shows_itself_as_another_error(path: Path) -> None:
+    """Changed and sealed anew, as somebody with bad intent would."""
+    plain = json.loads((path / "manifest.json").read_bytes())
+    del plain["digest"]
+    draw = random.Random(0)
+    others = [None, True, -1, 1, 1 << 62, 1.5, "x", "model/weight", [], {}, [[]], {"tensor": "model/weight"}]
+    refused = 0
+    for place in draw.sample(list(places_in(plain)), 150):
+        changed = json.loads(json.dumps(plain))
+        part = changed
+        for key in place[:-1]:
+            part = part[key]
+        part[place[-1]] = draw.choice(others)
+        seal(path, json.dumps(changed)[:-1] + ",\n")
+        for options in ({}, {"like": {}}):
+            try:
+                mg.load(path, **options)
+            except (mg.CheckpointError, mg.ArtifactError):
+                refused += 1
+    assert refused > 150
 
 
 def refusing(path: Path) -> list[tuple[str, str]]:

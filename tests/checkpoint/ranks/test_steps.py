@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import monograph as mg
 from monograph.checkpoint.load import load_checkpoint
@@ -36,6 +37,7 @@ def managing(folder: Path) -> dict[str, Any]:
     found["other steps"] = refusal(manager.save, rank_state(8), step=8 + 2 * rank)
     found["fails"] = refusal(manager.save, lambda: {}["model"] if rank else rank_state(8), step=8)
     found["background"] = in_the_background(folder / "behind", rank)
+    found["graph"] = continuing(folder / "graph")
     dist.barrier()
     if rank == 1:  # the file of rank 0
         file = min((folder / "steps" / "step-00000006").glob("*.safetensors"))
@@ -47,6 +49,34 @@ def managing(folder: Path) -> dict[str, Any]:
         found["whole"] = manager.latest()
         found["told"] = [str(item.message) for item in told if "skipped" in str(item.message)]
     return found
+
+
+def continuing(folder: Path) -> dict[str, Any]:
+    """A graph of each rank that goes on after a load, with dropout and data of its own."""
+    rank = dist.get_rank()
+
+    def graph() -> mg.Graph:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        return mg.train_graph(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()))
+
+    batches = [torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * rank + i)) for i in range(4)]
+    step, manager = graph(), mg.CheckpointManager(folder)
+    torch.manual_seed(rank)
+    losses = []
+    for number, batch in enumerate(batches):
+        losses.append(step(batch, torch.zeros(6, 2)))
+        if number == 1:
+            manager.save(step.state_dict, step=2)
+    other = graph()
+    torch.manual_seed(5)
+    path = manager.latest()
+    other.load_state_dict(mg.load(path, like=other.state_dict()))
+    again = [other(batch, torch.zeros(6, 2)) for batch in batches[2:]]
+    return {
+        "losses": [torch.equal(*pair) for pair in zip(losses[2:], again, strict=True)],
+        "mean": step.state_dict()["model"]["1.running_mean"],
+    }
 
 
 def in_the_background(folder: Path, rank: int) -> tuple[str | None, int, str]:
@@ -117,6 +147,12 @@ def test_the_ranks_save_beside_their_training(managed: tuple[Path, list[dict[str
         assert total == 3 * 50 * 2
         assert "rank 1: f is of type" in failed
     assert sorted(os.listdir(folder / "behind")) == [f"step-{step:08}" for step in range(3)]
+
+
+def test_each_rank_goes_on_with_its_own_bits(managed: tuple[Path, list[dict[str, Any]]]) -> None:
+    first, second = (found["graph"] for found in managed[1])
+    assert first["losses"] == second["losses"] == [True, True]
+    assert not torch.equal(first["mean"], second["mean"])
 
 
 def test_a_rank_may_keep_steps_of_its_own(managed: tuple[Path, list[dict[str, Any]]]) -> None:
