@@ -36,8 +36,12 @@ def step_graph(*reduced: torch.Tensor, first: object = OPS.all_reduce.default) -
     return graph
 
 
+def signature(*reduced: torch.Tensor, **options: object) -> Signature:
+    return signature_of(step_graph(*reduced, **options).nodes)
+
+
 A, B = torch.zeros(4, 3), torch.zeros(5)
-USUAL = signature_of(step_graph(A, B))
+USUAL = signature(A, B)
 
 
 def test_the_signature_is_the_collectives_in_order() -> None:
@@ -45,11 +49,11 @@ def test_the_signature_is_the_collectives_in_order() -> None:
         "all_reduce(sum) of float32[4, 3] in group '7'",
         "all_reduce(sum) of float32[5] in group '7'",
     ]
-    named = signature_of(step_graph(A, B), {"7": "dp"})
+    named = signature_of(step_graph(A, B).nodes, {"7": "dp"})
     assert "group 'dp'" in named.text
-    assert named.digest == signature_of(step_graph(A.clone(), B.clone()), {"7": "dp"}).digest
+    assert named.digest == signature_of(step_graph(A.clone(), B.clone()).nodes, {"7": "dp"}).digest
     others = [
-        signature_of(graph).digest
+        signature_of(graph.nodes).digest
         for graph in (
             step_graph(B, A),
             step_graph(A),
@@ -67,18 +71,30 @@ def test_what_a_rank_sends_to_another_is_not_compared() -> None:
     with graph.inserting_after(value):
         sent = graph.call_function(OPS.isend.default, (value, 1, 0, "7"))
         sent.meta["val"] = A
-    assert signature_of(graph) == signature_of(step_graph(A))
+    assert signature_of(graph.nodes) == signature(A)
+
+
+def test_sizes_that_ranks_choose_are_not_compared() -> None:
+    def exchange(rows: int) -> Signature:
+        graph = fx.Graph()
+        value = graph.placeholder("x")
+        value.meta["val"] = torch.zeros(rows, 3)
+        graph.call_function(OPS.all_to_all_single.default, (value, [rows, 1], [1, rows], "7"))
+        return signature_of(graph.nodes)
+
+    assert exchange(4) == exchange(5)
+    assert exchange(4).text == "all_to_all_single of float32[?, 3] in group '7'"
 
 
 def test_the_first_difference_is_said_in_words() -> None:
-    usual, other = USUAL.text, signature_of(step_graph(A, B.double())).text
+    usual, other = USUAL.text, signature(A, B.double()).text
     deviating, said = difference([usual, other, usual, other, usual])
     assert deviating == [1, 3]
     assert said == (
         "collective 2 of the step is all_reduce(sum) of float64[5] in group '7', "
         "and elsewhere all_reduce(sum) of float32[5] in group '7'"
     )
-    assert "is no more, and elsewhere all_reduce" in difference([usual, signature_of(step_graph(A)).text])[1]
+    assert "is no more, and elsewhere all_reduce" in difference([usual, signature(A).text])[1]
 
 
 # --- on ranks --------------------------------------------------------------------------------------------------------
@@ -109,7 +125,7 @@ def agreeing() -> dict[str, object]:
         usual.confirm(Signature(USUAL.collectives))  # a batch of another size: the same collectives
     found["microseconds"] = (time.perf_counter() - begin) * 1000
     found["asked again"] = usual.ranks._meetings - asked
-    new = signature_of(step_graph(B))
+    new = signature(B)
     usual.confirm(new)
     usual.confirm(USUAL)
     found["asked of several"] = usual.ranks._meetings - asked
@@ -122,7 +138,7 @@ def agreeing() -> dict[str, object]:
         "op": step_graph(A, B, first=OPS.all_gather_into_tensor.default),
     }
     for name, graph in deviations.items():
-        found[name] = error_of(pair(name).confirm, signature_of(graph) if rank else USUAL)
+        found[name] = error_of(pair(name).confirm, signature_of(graph.nodes) if rank else USUAL)
     one_of_two = pair("one of two")
     one_of_two.confirm(USUAL)
     one_of_two.confirm(new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,12 +24,12 @@ class Collective:
 
     op: str
     group: str
-    given: tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape of each tensor
+    given: tuple[str, ...]  # each tensor, as float32[4, 3]
     options: tuple[str, ...] = ()  # such as the kind of a reduction
 
     def __str__(self) -> str:
         options = f"({', '.join(self.options)})" if self.options else ""
-        tensors = " and ".join(f"{dtype}{list(shape)}" for dtype, shape in self.given) or "nothing"
+        tensors = " and ".join(self.given) or "nothing"
         return f"{self.op}{options} of {tensors} in group {self.group!r}"
 
 
@@ -50,12 +50,18 @@ class Signature:
         return "\n".join(map(str, self.collectives))
 
 
-def signature_of(graph: fx.Graph, groups: Mapping[str, str] | None = None) -> Signature:
-    """The collectives in a graph of `_c10d_functional` ops, whose nodes say at `meta["val"]` what they give.
+def signature_of(
+    nodes: Iterable[fx.Node],
+    groups: Mapping[str, str] | None = None,
+    *,
+    tensor_of: Callable[[fx.Node], Any] = lambda node: node.meta["val"],
+) -> Signature:
+    """The collectives among the nodes of a graph of `_c10d_functional` ops.
 
-    `groups` renames groups: torch numbers them, and may do so differently on each rank.
+    `groups` renames groups: torch numbers them, and may do so differently on each rank. `tensor_of` gives the dtype and
+    the shape of what a node makes. What one rank sends and another receives is left out.
     """
-    found = [_collective(node, groups or {}) for node in graph.nodes if _is_collective(node)]
+    found = [_collective(node, groups or {}, tensor_of) for node in nodes if _is_collective(node)]
     return Signature(tuple(found))
 
 
@@ -85,23 +91,22 @@ def _name(op: Any) -> str:
     return packet_name(op).partition("::")[2]
 
 
-def _collective(node: fx.Node, groups: Mapping[str, str]) -> Collective:
+def _collective(node: fx.Node, groups: Mapping[str, str], tensor_of: Callable[[fx.Node], Any]) -> Collective:
     name = _name(node.target)
     arguments = named_arguments(node.target, node.args, node.kwargs)
     group = str(arguments.pop("group_name", ""))
-    given: list[tuple[str, tuple[int, ...]]] = []
+    has_own_size = name in _OF_OWN_SIZE
+    given: list[str] = []
     options: list[str] = []
     for value in arguments.values():
         nodes = value if isinstance(value, (list, tuple)) else [value]
         if nodes and all(isinstance(item, fx.Node) for item in nodes):
-            given += map(_form, nodes)
+            given += (_text(tensor_of(item), has_own_size=has_own_size) for item in nodes)
         else:
             options.append(str(value))
-    if name in _OF_OWN_SIZE:
-        given, options = [(dtype, shape[1:]) for dtype, shape in given], []
-    return Collective(name, groups.get(group, group), tuple(given), tuple(options))
+    return Collective(name, groups.get(group, group), tuple(given), () if has_own_size else tuple(options))
 
 
-def _form(node: Any) -> tuple[str, tuple[int, ...]]:
-    value = node.meta["val"]
-    return str(value.dtype).removeprefix("torch."), tuple(int(size) for size in value.shape)
+def _text(tensor: Any, *, has_own_size: bool) -> str:
+    sizes = ["?", *tensor.shape[1:]] if has_own_size else tensor.shape
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, sizes))}]"
