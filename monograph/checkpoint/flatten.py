@@ -71,8 +71,8 @@ class _Store:
         self._names: dict[object, str] = {}
 
     def add(self, tensor: torch.Tensor, path: Path) -> str:
-        local = self.local_of(tensor)
-        key = _identity(tensor) if local is None else (type(tensor), tensor.shape, _identity(local))
+        # memory says nothing of tensors that are spread: one rank may have no element of two that others have
+        key = _identity(tensor) if self.local_of(tensor) is None else id(tensor)
         name = self._names.get(key)
         if name is None:
             name = self._new_name(path)
@@ -120,7 +120,9 @@ def _encode(value: Any, path: Path, store: _Store) -> Json:
         return encode(value, path, store)
     if isinstance(value, np.generic):
         return _scalar(value, path, store)
-    if store.local_of(value) is not None:
+    local = store.local_of(value)
+    if local is not None:
+        _check_stored(local, path)
         return {"tensor": store.add(value, path)}
     raise refusal(value, path)
 
@@ -194,6 +196,12 @@ def _deque(value: deque[Any], path: Path, store: _Store) -> Json:
 def _tensor(value: torch.Tensor, path: Path, store: _Store) -> Json:
     if value.layout in HELD and type(value) is torch.Tensor:
         return _sparse(value, path, store)
+    _check_stored(value, path)
+    return {"tensor": store.add(value, path)}
+
+
+def _check_stored(value: torch.Tensor, path: Path) -> None:
+    """`Refused` for a tensor without a place in a file."""
     if value.layout is not torch.strided or value.is_quantized:
         kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
         raise Refused(
@@ -205,7 +213,6 @@ def _tensor(value: torch.Tensor, path: Path, store: _Store) -> Json:
         )
     if value.dtype not in CODES:
         raise Refused(f"{path_text(path)} is a tensor of {value.dtype}", "store it as one of another dtype")
-    return {"tensor": store.add(value, path)}
 
 
 def _sparse(value: torch.Tensor, path: Path, store: _Store) -> Json:

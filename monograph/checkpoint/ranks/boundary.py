@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.save import reason_of
 from monograph.distributed.agreement import Ranks, Watch
+from monograph.distributed.agreement.ranks import RESTART
 from monograph.errors import CheckpointError, DistributedError, MonographError
 
 _TOGETHER: Final = (
@@ -32,12 +33,14 @@ def on_all_ranks(
         words = ranks.meet(what, f'to {verb} "{path}"')
     except DistributedError as error:
         raise CheckpointError(error.message, hint=_TOGETHER) from None
+    except RuntimeError as error:  # the store is gone
+        raise CheckpointError(f'cannot {verb} "{path}": {reason_of(error)}', hint=RESTART) from error
     if len(set(words)) > 1:
         said = "; ".join(f"{ranks.named([rank])} is about to {word}" for rank, word in enumerate(words))
         raise CheckpointError(f'cannot {verb} "{path}": {said}', hint=_TOGETHER)
     watch = Watch(ranks)
     try:
-        with watch.step(0, 0):
+        with watch.step(-1, -1):
             watch.doing(f"{verb} of {path}")
             yield
     except CheckpointException as error:

@@ -145,8 +145,8 @@ class StatePlanner(DefaultSavePlanner):
 
 def _form_and_digest(tensor: torch.Tensor) -> object:
     row = row_of("", tensor)
-    view = bytes_of(on_host(tensor, row))
-    return str(row.dtype), row.shape, row.stride, hashlib.sha256(view).digest()
+    host = on_host(tensor, row)  # its memory is there as long as it is
+    return str(row.dtype), row.shape, row.stride, hashlib.sha256(bytes_of(host)).digest()
 
 
 def _is_empty_part(item: WriteItem) -> bool:

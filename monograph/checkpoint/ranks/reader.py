@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from monograph.checkpoint.archive import ArchiveEntries, opened_entries
-from monograph.checkpoint.bytes import Box, Joined, Row
+from monograph.checkpoint.bytes import RAW, Box, Joined, Row
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import ARTIFACT, Manifest, from_bytes
@@ -118,5 +118,6 @@ def _copy(stored: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
     for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         stored = stored.narrow(dim, offset, length)
     target = planner.resolve_tensor(item).detach()
-    target.copy_(stored)
+    raw = RAW[stored.dtype.itemsize]  # some dtypes have no kernel that copies
+    target.view(raw).copy_(stored.view(raw))
     planner.commit_tensor(item, target)

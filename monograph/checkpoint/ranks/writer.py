@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from monograph.checkpoint.bytes import Box, Joined, Row, row_of
+from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.files import new_file, opened_to_write
 from monograph.checkpoint.manifest import RANKS, Manifest, RankStates, TensorFile, to_bytes
 from monograph.checkpoint.ranks.planner import StatePlanner
@@ -66,7 +68,7 @@ class RankWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         place = self._place = self._stack.enter_context(_place(self._path, overwrite=self._may_overwrite()))
-        directory = str(place.directory.absolute())
+        directory = place.directory.name  # beside the path, wherever each rank sees it
         return [
             replace(plan, storage_data=RankFile(directory, f"tensors-{place.token}-{rank:05}.safetensors"))
             for rank, plan in enumerate(plans)
@@ -86,7 +88,13 @@ class RankWriter(StorageWriter):
             replace(row_of("", tensor), name=_row_name(item))
             for item, tensor in zip(items, tensors, strict=True)
         )
-        with opened_to_write(Path(file.directory)) as fd, new_file(file.name, fd) as target:
+        directory = self._path.with_name(file.directory)
+        if not directory.is_dir():
+            raise Refused(
+                f'it does not see "{directory}", which rank 0 has made',
+                "save to a path in a file system that all ranks share",
+            )
+        with opened_to_write(directory) as fd, new_file(file.name, fd) as target:
             digests = write_hashed(target, rows, tensors)
         self._planner.parts.check_unchanged()
         return [
@@ -109,6 +117,9 @@ class RankWriter(StorageWriter):
                     boxes.setdefault(name, []).append(Box(row.name, tuple(result.index.offset or ())))
         sizes: Any = metadata.state_dict_metadata
         joined = {name: Joined(tuple(sizes[name].size), tuple(found)) for name, found in boxes.items()}
+        names = Counter(row.name for file in files for row in file.rows)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise Refused(f"{twice[0]!r} would be the name of two tensors", "rename one of them")
         ranks = RankStates(described.trees, described.tree_of, described.own, joined)
         manifest = Manifest(described.about, tuple(files), described.trees[0], RANKS, ranks=ranks)
         self._place.commit(to_bytes(manifest))

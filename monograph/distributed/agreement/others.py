@@ -18,7 +18,7 @@ _SILENT_SECONDS: Final = 1.2  # four beats: a rank that leaves none in that time
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: its steps so far, which one that is, its build, and what it runs there."""
+    """Where a rank is: its steps so far, which one that is (below 0 beside steps), its build, and what it runs there."""
 
     call: int
     step: int
@@ -32,6 +32,8 @@ class Place:
         return f"{self.call}|{self.step}|{self.build}|{self.running}|{self.doing}"
 
     def __str__(self) -> str:
+        if self.step < 0:
+            return f"in {self.doing}"
         doing = f", in {self.doing}" if self.doing else ""
         return f"in step {self.step} (build {self.build}{doing})"
 

@@ -12,12 +12,22 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 WHOLE = {
     "weight": torch.arange(7 * 3.0).view(7, 3),
     "narrow": torch.arange(6.0).view(1, 6).to(torch.bfloat16),  # shorter than ranks
+    "like it": torch.ones(1, 6, dtype=torch.bfloat16),
     "bias": torch.arange(8.0),
     "scalar": torch.tensor(5.0),
     "empty": torch.empty(0, 4),
+    "eight": torch.arange(6.0).to(torch.float8_e4m3fn),
+    "exponents": torch.ones(3).to(torch.float8_e8m0fnu),
+    "odd": torch.arange(10.0)[::2],  # it fills no block
     "turned": torch.arange(12.0).view(3, 4).t(),
 }
-PLACEMENTS = {"weight": Shard(0), "narrow": Shard(0), "bias": Replicate()}
+PLACEMENTS = {
+    "weight": Shard(0),
+    "narrow": Shard(0),
+    "like it": Shard(0),
+    "bias": Replicate(),
+    "eight": Shard(0),
+}
 
 
 def spread(name: str, placement: Any) -> torch.Tensor:

@@ -57,6 +57,9 @@ def saving(folder: Path) -> dict[str, Any]:
     found["unequal"] = refusal(
         mg.save, {"weight": WHOLE["weight"] if rank else spread("weight", Shard(0))}, folder / "unequal"
     )
+    found["twice"] = refusal(
+        mg.save, {"w": spread("weight", Shard(0)), "w[0:4,0:3]": torch.ones(1)}, folder / "twice"
+    )
     found["still"] = mg.load(path)["step"]
 
     plain = os.write
@@ -135,6 +138,7 @@ def test_what_one_rank_cannot_save_no_rank_saves(saved: list[dict[str, Any]], fo
     for found in saved:
         assert f'cannot save "{folder / "checkpoint"}": rank 1: f is of type' in found["wrong"][0]
         assert "rank 0: weight is another tensor on rank 1 than on rank 0" in found["unequal"][0]
+        assert "rank 0: 'w[0:4,0:3]' would be the name of two tensors" in found["twice"][0]
         assert found["full"][0] == f'cannot save "{folder / "full"}": rank 1: No space left on device'
         assert "rank 1: No space left on device" in found["full over it"][0]
         assert found["after full"] is None
