@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from monograph import testing
     from monograph.artifact.load import load
     from monograph.artifact.save import save
-    from monograph.checkpoint.manager import CheckpointManager
+    from monograph.checkpoint.steps.manager import CheckpointManager
     from monograph.export.onnx import load_onnx_weights
     from monograph.export.write import export_aoti, export_onnx, export_triton
 
@@ -106,7 +106,7 @@ find_renamed_modules()
 def __getattr__(name: str) -> Any:
     """What training does not need is imported when it is asked for."""
     places = {
-        "CheckpointManager": "checkpoint.manager",
+        "CheckpointManager": "checkpoint.steps.manager",
         "load": "artifact.load",
         "save": "artifact.save",
         "export_aoti": "export.write",

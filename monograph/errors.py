@@ -15,7 +15,7 @@ MonographError
 ├── PlanError                             a plan reads what is no longer there, or a step does not fit into its budget
 ├── BackendError                          a backend cannot lower or run a program
 │   └── TornStateError                    a compiled step failed when it had begun to change the state
-├── DistributedError                      more processes, or devices, than there are
+├── DistributedError                      a rank is gone, late or deviates; more processes or devices than there are
 ├── UnavailableError (ImportError)        a name of another library that has no counterpart here
 ├── NonfiniteError                        a step made a NaN or an infinity, and its state was not taken over
 ├── CheckpointError                       state that cannot be saved or loaded
@@ -175,7 +175,7 @@ class NonfiniteError(MonographError):
 
 
 class DistributedError(MonographError):
-    """Something asks for more processes or devices than there are."""
+    """A process of a group is gone, late or runs something else, or more processes or devices are asked for than there are."""
 
 
 class UnavailableError(MonographError, ImportError):

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from monograph.artifact.artifact import read_artifact
 from monograph.artifact.native_package import is_package, load_package
-from monograph.checkpoint.leases import HeldPath
 from monograph.checkpoint.load import loading, path_of, read_whole
 from monograph.checkpoint.manifest import ARTIFACT
+from monograph.checkpoint.ranks.group import load_like, this_process
 from monograph.checkpoint.save import Checkpoint
+from monograph.checkpoint.steps.leases import HeldPath
 from monograph.errors import ArtifactError
 from monograph.settings import BACKENDS
 
 
-def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: bool = False) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    backend: str | None = None,
+    trust: bool = False,
+    like: Mapping[str, Any] | None = None,
+) -> Any:
     """Read what `save` wrote, verified byte by byte: a `Checkpoint`, which is a dict, or an `Artifact`.
 
     Nothing is executed unless it is trusted. Whatever is wrong is a `CheckpointError` or an `ArtifactError`. Of an artifact, `backend` says
@@ -23,6 +31,10 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
     as it was. `trust=True` lets it call any op of torch, without checks of indices, and ops of other libraries, which
     this process has imported. A package of
     `export_aoti` is native code, which `trust=True` lets run: a `Package`, called like build().
+
+    Of a checkpoint of several ranks each process gets the state of its own rank, and tensors that were spread over them
+    whole. With `like`, such as `graph.state_dict()`, those that are DTensors there become DTensors of that mesh and
+    placement, and only the part of this rank is read; every rank of the group calls it.
 
     >>> import tempfile
     >>> path = mg.save({"weight": torch.ones(2)}, tempfile.mkdtemp() + "/checkpoint")
@@ -36,12 +48,21 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
         if backend is not None:
             raise ArtifactError("a package is compiled already", hint="leave backend out")
         return load_package(path, trust=trust)
+    if like is not None:
+        checkpoint = load_like(path, like)
+        _note_use(asked)
+        return checkpoint
     with loading(path):
-        content = read_whole(path)
+        content = read_whole(path, this_process())
         if content.manifest.kind != ARTIFACT:
-            if isinstance(asked, HeldPath) and asked.hold is not None:
-                asked.hold.used = True
+            _note_use(asked)
             return Checkpoint(content.state, path, content.manifest.about)
         artifact = read_artifact(path, content, backend=backend, trust=trust)
         artifact.restore_random_state()
         return artifact
+
+
+def _note_use(asked: object) -> None:
+    """A checkpoint that was loaded need not be held for long."""
+    if isinstance(asked, HeldPath) and asked.hold is not None:
+        asked.hold.used = True

@@ -21,6 +21,7 @@ from monograph.artifact.programs.templates import Sizes
 from monograph.artifact.ranges import packed_templates
 from monograph.capture.trace import capture
 from monograph.checkpoint import save as checkpoint
+from monograph.checkpoint.ranks.group import in_group, save_together
 from monograph.checkpoint.write import Parts, existing, write
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
@@ -36,6 +37,7 @@ def save(
     overwrite: bool = False,
     *,
     signatures: Sequence[str] | None = None,
+    together: bool | None = None,
 ) -> Path:
     """Write a state, or a graph with its state, so that a crash at any moment leaves the old one or the new one.
 
@@ -46,6 +48,9 @@ def save(
     optimizer, else as `infer`; `signatures=(name,)` gives it another name. Nothing is pickled. An existing path is
     an error unless `overwrite`. Raises CheckpointError and ArtifactError.
 
+    In a process group every rank saves its state dict, at the same path in a file system that all see:
+    one checkpoint holds them all, DTensors in parts, or none. `together=False` saves the state of this rank alone.
+
     >>> import tempfile
     >>> model = nn.Linear(2, 2)
     >>> path = mg.save({"model": model.state_dict(), "epoch": 3}, tempfile.mkdtemp() + "/checkpoint")
@@ -54,6 +59,9 @@ def save(
     """
     graphs = _graphs(what, signatures)
     if graphs is None and not isinstance(what, Artifact):
+        if in_group() if together is None else together:
+            save_together(what, checkpoint.path_of_state(path), lambda: overwrite)
+            return Path(path)
         return checkpoint.save(what, path, overwrite)  # type: ignore[arg-type]
     if not isinstance(path, (str, os.PathLike)):
         raise ArtifactError(

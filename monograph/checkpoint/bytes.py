@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from monograph.checkpoint.errors import Damaged
 from monograph.layout import MAX_NUMBER, contiguous_stride, fills_a_block
 
 MAX_DIMS: Final = 64
@@ -64,6 +65,48 @@ class Row:
             stride = self.stride
             shape = tuple(shape[d] for d in sorted(range(len(shape)), key=lambda d: -stride[d]))
         return (*shape, 2) if self.dtype in PAIRS else shape
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor: the row that holds it, and where in the tensor it begins."""
+
+    row: str
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A tensor that is stored in parts."""
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    def check_filled(self, name: str, rows: Mapping[str, Row]) -> None:
+        """`Damaged` unless the parts are there, in its bounds, and as many elements as it has."""
+        for box in self.boxes:
+            row = rows.get(box.row)
+            fits = (
+                row is not None
+                and row.dtype == rows[self.boxes[0].row].dtype
+                and len(row.shape) == len(box.offset) == len(self.shape)
+                and all(o + n <= size for o, n, size in zip(box.offset, row.shape, self.shape, strict=True))
+            )
+            if not fits:
+                raise Damaged(f"a part of the tensor {name!r} has no place in it")
+        if sum(math.prod(rows[box.row].shape) for box in self.boxes) != math.prod(self.shape):
+            raise Damaged(f"the parts of the tensor {name!r} are not all of it")
+
+    def of(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The whole tensor."""
+        parts = [(rows[box.row], box.offset) for box in self.boxes]
+        dtype = parts[0][0].dtype
+        raw = RAW[dtype.itemsize]
+        whole = torch.zeros(self.shape, dtype=raw, device="cpu")
+        for part, offset in parts:
+            place = tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))
+            whole[place].copy_(part.view(raw))
+        return whole.view(dtype)
 
 
 def row_of(name: str, tensor: torch.Tensor) -> Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -42,9 +42,19 @@ class Flat:
     tensors: Mapping[str, torch.Tensor]
 
 
-def flatten(state: object) -> Flat:
-    """Take a state apart; `Refused` names the path of the first leaf that has no place in a checkpoint."""
-    store = _Store()
+LocalOf: TypeAlias = Callable[[object], torch.Tensor | None]
+
+
+def no_local(value: object) -> None:
+    """In a process by itself no tensor is spread over several."""
+
+
+def flatten(state: object, local_of: LocalOf = no_local) -> Flat:
+    """Take a state apart; `Refused` names the path of the first leaf that has no place in a checkpoint.
+
+    Of a tensor that is spread over processes `local_of` gives the part of this one; None for anything else.
+    """
+    store = _Store(local_of)
     try:
         return Flat(_encode(state, (), store), store.tensors)
     except RecursionError:
@@ -54,13 +64,15 @@ def flatten(state: object) -> Flat:
 class _Store:
     """The tensors found so far; one with the same memory, shape and strides as another is the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, local_of: LocalOf) -> None:
+        self.local_of = local_of
         self.tensors: dict[str, torch.Tensor] = {}
         self.num_nodes = 0
         self._names: dict[object, str] = {}
 
     def add(self, tensor: torch.Tensor, path: Path) -> str:
-        key = _identity(tensor)
+        # memory says nothing of tensors that are spread: one rank may have no element of two that others have
+        key = _identity(tensor) if self.local_of(tensor) is None else id(tensor)
         name = self._names.get(key)
         if name is None:
             name = self._new_name(path)
@@ -108,6 +120,10 @@ def _encode(value: Any, path: Path, store: _Store) -> Json:
         return encode(value, path, store)
     if isinstance(value, np.generic):
         return _scalar(value, path, store)
+    local = store.local_of(value)
+    if local is not None:
+        _check_stored(local, path)
+        return {"tensor": store.add(value, path)}
     raise refusal(value, path)
 
 
@@ -180,6 +196,12 @@ def _deque(value: deque[Any], path: Path, store: _Store) -> Json:
 def _tensor(value: torch.Tensor, path: Path, store: _Store) -> Json:
     if value.layout in HELD and type(value) is torch.Tensor:
         return _sparse(value, path, store)
+    _check_stored(value, path)
+    return {"tensor": store.add(value, path)}
+
+
+def _check_stored(value: torch.Tensor, path: Path) -> None:
+    """`Refused` for a tensor without a place in a file."""
     if value.layout is not torch.strided or value.is_quantized:
         kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
         raise Refused(
@@ -191,7 +213,6 @@ def _tensor(value: torch.Tensor, path: Path, store: _Store) -> Json:
         )
     if value.dtype not in CODES:
         raise Refused(f"{path_text(path)} is a tensor of {value.dtype}", "store it as one of another dtype")
-    return {"tensor": store.add(value, path)}
 
 
 def _sparse(value: torch.Tensor, path: Path, store: _Store) -> Json:

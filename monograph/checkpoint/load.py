@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,23 +12,32 @@ from typing import Final
 from monograph.checkpoint.archive import begins_with, is_archive, opened_entries
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.files import MANIFEST
-from monograph.checkpoint.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE
-from monograph.checkpoint.read import Content, manifest_bytes, read
+from monograph.checkpoint.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE, from_bytes
+from monograph.checkpoint.read import ALONE, Content, Process, check_names, manifest_bytes, read, read_file
 from monograph.checkpoint.save import Checkpoint, reason_of
 from monograph.errors import ArtifactError, CheckpointError
 
 _TRIES: Final = 20
-_HINT: Final = "load another checkpoint; CheckpointManager.latest() finds the newest one that is whole"
+HINT: Final = "load another checkpoint; CheckpointManager.latest() finds the newest one that is whole"
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint at a path; CheckpointError for anything else."""
+def load_checkpoint(path: str | os.PathLike[str], process: Process = ALONE) -> Checkpoint:
+    """The checkpoint at a path, of many ranks that of a process; CheckpointError for anything else."""
     path = path_of(path)
     with loading(path):
-        content = read_whole(path)
+        content = read_whole(path, process)
         if content.manifest.kind == ARTIFACT:
             raise Damaged("it is an artifact; load it with mg.load(path)")
         return Checkpoint(content.state, path, content.manifest.about)
+
+
+def verify_share(path: Path, process: Process) -> None:
+    """Verify every n-th file of a checkpoint, for one of n processes; CheckpointError if one of them is damaged."""
+    with loading(path), opened_entries(path) as entries:
+        manifest = from_bytes(manifest_bytes(entries))
+        check_names(entries)
+        for file in manifest.files[process.rank :: process.size]:
+            deque(read_file(entries, file), maxlen=0)  # to the end, and nothing is kept
 
 
 def path_of(path: object) -> Path:
@@ -41,13 +51,13 @@ def path_of(path: object) -> Path:
     )
 
 
-def read_whole(path: Path) -> Content:
+def read_whole(path: Path, process: Process = ALONE) -> Content:
     """All that a path holds, of one saver where another one replaces it meanwhile."""
     for _ in range(_TRIES):
         with opened_entries(path) as entries:
             raw = manifest_bytes(entries)
             try:
-                return read(entries, raw)
+                return read(entries, raw, process)
             except Damaged:
                 if manifest_bytes(entries) == raw:  # else another saver has just replaced it
                     raise
@@ -70,7 +80,7 @@ def _failure(path: Path, reason: str, hint: str | None = None) -> CheckpointErro
     message = f'cannot load "{path}": {reason}'
     if hint is None and _looks_like_an_artifact(path):
         return ArtifactError(message, hint="save the graph again, or load another artifact")
-    return CheckpointError(message, hint=_HINT if hint is None else hint)
+    return CheckpointError(message, hint=HINT if hint is None else hint)
 
 
 def _looks_like_an_artifact(path: Path) -> bool:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from typing import Any, Final
@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from monograph.checkpoint.bytes import NAMES, Row, are_sizes
+from monograph.checkpoint.bytes import NAMES, Box, Joined, Row, are_sizes
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.flatten import MAX_DEPTH
 from monograph.checkpoint.leaves import MAX_INT, Json, check
@@ -27,6 +27,7 @@ from monograph.layout import contiguous_stride, fills_a_block
 ABOUT_KEY: Final = "graph.about"  # of a state: what its graph says of itself
 CHECKPOINT: Final = "monograph.checkpoint"
 ARTIFACT: Final = "monograph.artifact"
+RANKS: Final = "monograph.ranks"  # a checkpoint of many processes
 FIRST_LINE: Final = '{{\n"kind": "{}"'  # of a manifest, with its kind
 SCHEMA: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 << 20
@@ -43,6 +44,7 @@ _KEYS: Final = {
         *("kind", "schema", "monograph", "torch", "about"),
         *("signatures", "documents", "files", "tree", "digest"),
     ),
+    RANKS: ("kind", "schema", "monograph", "torch", "about", "ranks", "files", "digest"),
 }
 _SEAL: Final = re.compile(rb'"digest": "([0-9a-f]{64})"\n}\n')
 _SEAL_BYTES: Final = 79
@@ -54,12 +56,26 @@ _MAX_ABOUT_DEPTH: Final = 4
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A file of tensors, in the order in which it holds them."""
+    """A file of tensors, in the order in which it holds them; of a rank's, each tensor has a digest, and the file has none."""
 
     name: str
     num_bytes: int
     sha256: str
     rows: tuple[Row, ...]
+    digests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankStates:
+    """The states of many ranks: the tree of each, as they share them, and which tensors are stored in parts.
+
+    Of `own` tensors each rank has its own, in a row with its number.
+    """
+
+    trees: tuple[Json, ...]
+    tree_of: tuple[int, ...]
+    own: frozenset[str] = frozenset()
+    joined: Mapping[str, Joined] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,11 @@ class Document:
     name: str
     num_bytes: int
     sha256: str
+
+
+def own_row(name: str, rank: int) -> str:
+    """The row that has the tensor of one rank, where each has its own."""
+    return f"{name}@{rank}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,7 @@ class Manifest:
     kind: str = CHECKPOINT
     signatures: Json = None
     documents: tuple[Document, ...] = ()
+    ranks: RankStates | None = None
     monograph: str = ""
     torch: str = ""
 
@@ -99,8 +121,9 @@ def to_bytes(manifest: Manifest) -> bytes:
         "torch": torch.__version__,
         "about": manifest.about,
         **(_of_artifact(manifest) if manifest.kind == ARTIFACT else {}),
+        **({} if manifest.ranks is None else {"ranks": _ranks_to_json(manifest.ranks)}),
         "files": [_file_to_json(file) for file in manifest.files],
-        "tree": manifest.tree,
+        **({"tree": manifest.tree} if manifest.ranks is None else {}),
     }
     lines = ["{"] + [f'"{key}": {_text(value)},' for key, value in values.items()]
     body = ("\n".join(lines) + "\n").encode()
@@ -136,7 +159,9 @@ def from_bytes(raw: bytes) -> Manifest:
     about, files = read_about(values["about"]), _read_files(values["files"])
     documents = _read_documents(values["documents"]) if kind == ARTIFACT else ()
     versions = values["monograph"], values["torch"]
-    return Manifest(about, files, values["tree"], kind, values.get("signatures"), documents, *versions)
+    ranks = _read_ranks(values["ranks"], files) if kind == RANKS else None
+    tree = values["tree"] if ranks is None else ranks.trees[ranks.tree_of[0]]
+    return Manifest(about, files, tree, kind, values.get("signatures"), documents, ranks, *versions)
 
 
 def read_about(value: Json) -> Mapping[str, Any]:
@@ -173,7 +198,36 @@ def _file_to_json(file: TensorFile) -> Json:
         [row.name, str(row.dtype).removeprefix("torch."), row.shape, *([row.stride] if row.stride else [])]
         for row in file.rows
     ]
-    return {"name": file.name, "bytes": file.num_bytes, "sha256": file.sha256, "tensors": rows}
+    sha256 = list(file.digests) if file.digests else file.sha256
+    return {"name": file.name, "bytes": file.num_bytes, "sha256": sha256, "tensors": rows}
+
+
+def _ranks_to_json(ranks: RankStates) -> Json:
+    joined = [
+        [name, item.shape, [[box.row, box.offset] for box in item.boxes]]
+        for name, item in ranks.joined.items()
+    ]
+    return {"trees": ranks.trees, "tree_of": ranks.tree_of, "own": sorted(ranks.own), "joined": joined}
+
+
+def _read_ranks(value: Json, files: tuple[TensorFile, ...]) -> RankStates:
+    wrong = "manifest.json has a wrong description of ranks"
+    check(type(value) is dict and tuple(value) == ("trees", "tree_of", "own", "joined"), wrong)
+    check(all(type(item) is list for item in value.values()), wrong)
+    trees, tree_of, own, joined = value.values()
+    check(bool(tree_of) and all(type(n) is int and 0 <= n < len(trees) for n in tree_of), wrong)
+    check(all(type(name) is str for name in own), wrong)
+    rows = {row.name: row for file in files for row in file.rows}
+    found: dict[str, Joined] = {}
+    for entry in joined:
+        check(type(entry) is list and len(entry) == 3 and type(entry[0]) is str, wrong)
+        name, shape, boxes = entry
+        check(are_sizes(shape) and type(boxes) is list and bool(boxes), wrong)
+        for box in boxes:
+            check(type(box) is list and len(box) == 2 and type(box[0]) is str and are_sizes(box[1]), wrong)
+        found[name] = Joined(tuple(shape), tuple(Box(row, tuple(offset)) for row, offset in boxes))
+        found[name].check_filled(name, rows)
+    return RankStates(tuple(trees), tuple(tree_of), frozenset(own), found)
 
 
 def _of_artifact(manifest: Manifest) -> dict[str, Json]:
@@ -264,10 +318,15 @@ def _read_file(value: Json) -> TensorFile:
         type(name) is str and TENSOR_FILE.fullmatch(name) is not None,
         f"it has a file named {str(name)[:80]!r}",
     )
-    check(type(sha256) is str and _SHA256.fullmatch(sha256) is not None, f"{name} has no SHA-256")
     check(type(rows) is list, f"{name} has no list of tensors")
+    digests = sha256 if type(sha256) is list and len(sha256) == len(rows) and rows else [sha256]
+    is_hashed = all(type(item) is str and _SHA256.fullmatch(item) is not None for item in digests)
+    check(is_hashed, f"{name} has no SHA-256")
     check(are_sizes([num_bytes]), f"{name} has no size")
-    return TensorFile(name, num_bytes, sha256, tuple(map(_read_row, rows)))
+    found = tuple(map(_read_row, rows))
+    if digests is sha256:
+        return TensorFile(name, num_bytes, "", found, tuple(digests))
+    return TensorFile(name, num_bytes, sha256, found)
 
 
 def _read_row(value: Json) -> Row:

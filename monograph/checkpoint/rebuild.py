@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -29,6 +29,48 @@ def rebuild(tree: Json, tensors: Mapping[str, torch.Tensor]) -> object:
     unread = next((name for name in tensors if name not in reader.named), None)
     check(unread is None, f"nothing in the tree is the tensor {unread!r}")
     return state
+
+
+def tensor_names(tree: Json) -> Iterator[str]:
+    """The tensors that a tree names; of a tree that is damaged, some."""
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if type(node) is list:
+            nodes += node
+        elif type(node) is dict and len(node) == 1:
+            ((tag, payload),) = node.items()
+            if tag == "tensor" and type(payload) is str:
+                yield payload
+            elif tag == "array" and type(payload) is list and len(payload) == 4:
+                yield str(payload[3])
+            elif tag == "dict" and type(payload) is dict:
+                nodes += payload.values()
+            elif type(payload) is list:
+                nodes += payload
+
+
+def with_keys_of(tree: Json, other: Json) -> Json:
+    """A tree, and in its dicts what only another one has."""
+    if type(tree) is not dict or type(other) is not dict or tree.keys() != other.keys() or len(tree) != 1:
+        return tree
+    ((tag, payload),) = tree.items()
+    more = other[tag]
+    if tag == "dict" and type(payload) is type(more) is dict:
+        return {tag: more | {key: with_keys_of(item, more.get(key)) for key, item in payload.items()}}
+    if tag == "items" and type(payload) is type(more) is list:
+        return {tag: _joined_items(payload, more)}
+    if tag == "ordered" and type(payload) is type(more) is list and len(payload) == len(more) == 2:
+        (items, versions), (more_items, more_versions) = payload, more
+        return {tag: [_joined_items(items, more_items), with_keys_of(versions, more_versions)]}
+    return tree
+
+
+def _joined_items(items: Json, more: Json) -> Json:
+    """Pairs of key and node, those of `items` first."""
+    others = {repr(key): (key, node) for key, node in more}
+    joined = [[key, with_keys_of(node, others.pop(repr(key), (key, None))[1])] for key, node in items]
+    return joined + [[key, node] for key, node in others.values()]
 
 
 class _Reader:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.checkpoint.errors import Refused
+from monograph.checkpoint.flatten import LocalOf, no_local
 from monograph.checkpoint.write import Parts, existing, prepare, write
 from monograph.compat.modules import copy_versions
 from monograph.errors import CheckpointError, MonographError
@@ -40,11 +41,7 @@ def save(state_dict: Mapping[str, Any], path: str | os.PathLike[str], overwrite:
     >>> mg.load(path)["epoch"]
     3
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise CheckpointError(
-            f"save() got a {type(path).__name__} as its path", hint="write mg.save(state_dict, path)"
-        )
-    path = Path(path)
+    path = path_of_state(path)
     with saving(path):
         if not overwrite and os.path.lexists(path):
             raise existing(overwrite)  # before a large state is looked through
@@ -52,17 +49,26 @@ def save(state_dict: Mapping[str, Any], path: str | os.PathLike[str], overwrite:
     return path
 
 
-def take_apart(state_dict: Mapping[str, Any]) -> Parts:
+def path_of_state(path: object) -> Path:
+    """What `save()` got as its path; CheckpointError for what is none."""
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    raise CheckpointError(
+        f"save() got a {type(path).__name__} as its path", hint="write mg.save(state_dict, path)"
+    )
+
+
+def take_apart(state_dict: Mapping[str, Any], local_of: LocalOf = no_local) -> Parts:
     """What `write` writes; `Refused` for a state that has no place in a checkpoint."""
     if not isinstance(state_dict, dict):
         raise Refused(
             f"the state is a {type(state_dict).__name__}, not a dict", "save a dict of what belongs together"
         )
     if not isinstance(state_dict, Checkpoint):
-        return prepare(state_dict)
+        return prepare(state_dict, local_of)
     state: OrderedDict[str, Any] = OrderedDict(state_dict)
     copy_versions(state_dict, state)
-    return prepare(state)
+    return prepare(state, local_of)
 
 
 @contextmanager

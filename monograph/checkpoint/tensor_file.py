@@ -10,8 +10,9 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import torch
@@ -55,7 +56,7 @@ def write_tensors(fd: int, rows: Sequence[Row], tensors: Sequence[torch.Tensor])
     chunk = memoryview(bytearray(CHUNK_BYTES))
     hosts = [on_host(tensor, row) for tensor, row in zip(tensors, rows, strict=True)]
     filled = num_bytes = 0
-    for piece in _pieces([memoryview(header(rows)), *map(_bytes_of, hosts)]):
+    for piece in _pieces([memoryview(header(rows)), *map(bytes_of, hosts)]):
         if filled + len(piece) > CHUNK_BYTES:
             _write(fd, chunk[:filled], digest)
             filled = 0
@@ -64,6 +65,25 @@ def write_tensors(fd: int, rows: Sequence[Row], tensors: Sequence[torch.Tensor])
         num_bytes += len(piece)
     _write(fd, chunk[:filled], digest)
     return Written(num_bytes, digest.hexdigest())
+
+
+def write_hashed(fd: int, rows: Sequence[Row], tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """Write a whole file; the SHA-256 of each tensor, for readers that need some of them."""
+    write_all(fd, header(rows))
+    chunk = memoryview(bytearray(CHUNK_BYTES))
+    digests = []
+    for tensor, row in zip(tensors, rows, strict=True):
+        digest, host = hashlib.sha256(), on_host(tensor, row)
+        for piece in _pieces([bytes_of(host)]):
+            chunk[: len(piece)] = piece
+            _write(fd, chunk[: len(piece)], digest)
+        digests.append(digest.hexdigest())
+    return tuple(digests)
+
+
+def num_bytes_of(rows: Sequence[Row]) -> int:
+    """How long the file of these tensors is."""
+    return len(header(rows)) + sum(row.num_bytes for row in rows)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
@@ -75,21 +95,44 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 def read_tensors(fd: int, num_bytes: int, rows: Sequence[Row]) -> tuple[dict[str, torch.Tensor], str]:
     """The tensors of a file of so many bytes, and the SHA-256 of all that was read."""
-    start = header(rows)
-    if len(start) + sum(row.num_bytes for row in rows) != num_bytes:
-        raise Damaged("its size is not that of its tensors")  # before any memory is asked for
-    found = bytearray(len(start))
     digest = hashlib.sha256()
-    _read(fd, [memoryview(found)], digest)
-    if found != start:
-        raise Damaged("its header is not the one that the manifest describes")
+    check_header(fd, num_bytes, rows, digest)
     tensors: dict[str, torch.Tensor] = {}
     for arena in _arenas(rows):
         tensors |= _read_arena(fd, arena, digest)
     return tensors, digest.hexdigest()
 
 
-def _read_arena(fd: int, rows: Sequence[Row], digest: hashlib._Hash) -> dict[str, torch.Tensor]:
+def check_header(fd: int, num_bytes: int, rows: Sequence[Row], digest: hashlib._Hash | None = None) -> int:
+    """Read what stands before the first tensor, and how long that is; `Damaged` if the file is not that of these rows."""
+    start = header(rows)
+    if len(start) + sum(row.num_bytes for row in rows) != num_bytes:
+        raise Damaged("its size is not that of its tensors")  # before any memory is asked for
+    found = bytearray(len(start))
+    _read(fd, [memoryview(found)], digest)
+    if found != start:
+        raise Damaged("its header is not the one that the manifest describes")
+    return len(start)
+
+
+def read_hashed(
+    fd: int, rows: Sequence[Row], digests: Sequence[str], wanted: Container[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The wanted tensors, each verified by itself, of a file that stands after its header."""
+    expected = {row.name: digest for row, digest in zip(rows, digests, strict=True)}
+    place = os.lseek(fd, 0, os.SEEK_CUR)
+    for is_wanted, run in groupby(rows, lambda row: row.name in wanted):
+        for arena in _arenas(list(run)):
+            if is_wanted:
+                os.lseek(fd, place, os.SEEK_SET)
+                for name, tensor in _read_arena(fd, arena, None).items():
+                    if hashlib.sha256(bytes_of(tensor)).hexdigest() != expected[name]:
+                        raise Damaged(f"the tensor {name!r} was changed: its SHA-256 does not match")
+                    yield name, tensor
+            place += sum(row.num_bytes for row in arena)
+
+
+def _read_arena(fd: int, rows: Sequence[Row], digest: hashlib._Hash | None) -> dict[str, torch.Tensor]:
     """Read neighbours into one block of memory, each at an aligned place."""
     places, end = [], 0
     for row in rows:
@@ -133,7 +176,7 @@ def _arenas(rows: Sequence[Row]) -> Iterator[list[Row]]:
         yield arena
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a tensor on the host that fills a block; valid while the tensor lives."""
     block = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return memoryview(block).cast("B")
@@ -168,7 +211,7 @@ def _write(fd: int, data: memoryview, digest: hashlib._Hash) -> None:
     write_all(fd, data)
 
 
-def _read(fd: int, views: list[memoryview], digest: hashlib._Hash) -> None:
+def _read(fd: int, views: list[memoryview], digest: hashlib._Hash | None) -> None:
     """Fill the views one after the other; the system may take several calls for it."""
     left, missing = views, sum(map(len, views))
     while missing:
@@ -177,8 +220,9 @@ def _read(fd: int, views: list[memoryview], digest: hashlib._Hash) -> None:
             raise Damaged("it became shorter while it was read")
         missing -= done
         left = _after(left, done) if missing else []
-    for view in views:
-        digest.update(view)
+    if digest is not None:
+        for view in views:
+            digest.update(view)
 
 
 def _after(views: list[memoryview], num_bytes: int) -> list[memoryview]:

@@ -11,10 +11,10 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -38,7 +38,7 @@ from monograph.checkpoint.files import (
     temporary_for,
     unfinished_manifest,
 )
-from monograph.checkpoint.flatten import Flat, flatten
+from monograph.checkpoint.flatten import Flat, LocalOf, flatten, no_local
 from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import (
     ABOUT_KEY,
@@ -77,11 +77,12 @@ class Parts:
     versions: Mapping[str, int | None] = field(
         default_factory=dict
     )  # of the tensors, when the state was taken apart
+    local_of: LocalOf = no_local
 
     def check_unchanged(self) -> None:
         """`Refused` if a tensor was changed since: what was written until now is part old and part new."""
         for name, version in self.versions.items():
-            if _version(self.flat.tensors[name]) != version:
+            if _version(self.flat.tensors[name], self.local_of) != version:
                 raise Refused(
                     f"{name} was changed while it was saved: a step ran in another thread, and the checkpoint would be "
                     "part old and part new",
@@ -99,14 +100,16 @@ class Parts:
         return replace(self, flat=Flat(self.flat.tree, tensors), versions={})
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def _version(tensor: torch.Tensor, local_of: LocalOf) -> int | None:
     """How often a tensor was written to; None where nobody counts."""
+    local = local_of(tensor)
+    tensor = tensor if local is None else local
     return None if tensor.is_inference() else changes_of(tensor)
 
 
-def prepare(state: dict[Any, Any]) -> Parts:
+def prepare(state: dict[Any, Any], local_of: LocalOf = no_local) -> Parts:
     """Take a state apart; `Refused` if it has no place in a checkpoint."""
-    flat = flatten(state)
+    flat = flatten(state, local_of)
     if len(flat.tensors) > MAX_TENSORS:
         raise Refused(
             f"the state has more than {MAX_TENSORS:,} tensors", "join small tensors into large ones"
@@ -115,7 +118,8 @@ def prepare(state: dict[Any, Any]) -> Parts:
         about = read_about(state.get(ABOUT_KEY, {}))
     except Damaged as error:
         raise Refused(f"{ABOUT_KEY}: {error}", "this key is for what a graph says of itself") from None
-    return Parts(flat, about, versions={name: _version(tensor) for name, tensor in flat.tensors.items()})
+    versions = {name: _version(tensor, local_of) for name, tensor in flat.tensors.items()}
+    return Parts(flat, about, versions=versions, local_of=local_of)
 
 
 def write(parts: Parts, path: Path, *, overwrite: bool) -> None:
@@ -126,40 +130,123 @@ def write(parts: Parts, path: Path, *, overwrite: bool) -> None:
         return
     if os.path.lexists(path) and not (overwrite and is_archive and path.is_file()):
         raise existing(overwrite)
+    with parents_made(path):
+        try:
+            if is_archive:
+                _write_archive(parts, path, overwrite=overwrite)
+            else:
+                _write_beside(parts, path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if not overwrite or is_archive:
+                raise existing(overwrite) from None
+            _write_into(parts, path)  # another saver was faster
+
+
+@contextmanager
+def parents_made(path: Path) -> Iterator[None]:
+    """Inside, the directory of a path is there, without what killed savers left for it; then it is on the disk."""
     new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent, re.compile(re.escape(path.name)))
-    try:
-        if is_archive:
-            _write_archive(parts, path, overwrite=overwrite)
-        else:
-            _write_beside(parts, path)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-        if not overwrite or is_archive:
-            raise existing(overwrite) from None
-        _write_into(parts, path)  # another saver was faster
+    yield
     for parent in (path.parent, *(parent.parent for parent in new_parents)):
         with opened(parent) as fd:
             sync(fd)
 
 
 def _write_beside(parts: Parts, path: Path) -> None:
-    """Write to a temporary directory and rename it."""
+    with place_beside(path) as place:
+        place.commit(to_bytes(_write_files(parts, place.fd, place.token)))
+
+
+def _write_into(parts: Parts, path: Path) -> None:
+    with place_inside(path) as place:
+        place.commit(to_bytes(_write_files(parts, place.fd, place.token)))
+
+
+class Place(Protocol):
+    """A directory where the files of a checkpoint are written, until its manifest makes them one."""
+
+    directory: Path
+    fd: int
+    token: str  # in the names of the files
+
+    def commit(self, raw: bytes) -> None:
+        """Write the manifest: after this moment the checkpoint is the new one."""
+
+
+@dataclass
+class _Beside:
+    """A temporary directory, which is renamed."""
+
+    directory: Path
+    fd: int
+    token: str
+    path: Path
+
+    def commit(self, raw: bytes) -> None:
+        with new_file(MANIFEST, self.fd) as file:
+            write_all(file, raw)
+        sync(self.fd)
+        self.directory.rename(self.path)
+
+
+@dataclass
+class _Inside:
+    """The directory of a checkpoint that is overwritten: its manifest is renamed."""
+
+    directory: Path
+    fd: int
+    token: str
+    raw: bytes | None = None
+    unfinished: str = field(default_factory=unfinished_manifest)
+
+    def commit(self, raw: bytes) -> None:
+        self.raw = raw
+        with new_file(self.unfinished, self.fd) as file:
+            write_all(file, raw)
+        sync(self.fd)
+        os.rename(self.unfinished, MANIFEST, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        sync(self.fd)
+
+
+@contextmanager
+def place_beside(path: Path) -> Iterator[Place]:
+    """A place for a checkpoint that is not there yet. Raises OSError at its commit if another saver was faster."""
     temporary, fd = new_directory(path)
     try:
-        manifest = _write_files(parts, fd, new_token())
-        with new_file(MANIFEST, fd) as file:
-            write_all(file, to_bytes(manifest))
-        sync(fd)
-        temporary.rename(path)
+        yield _Beside(temporary, fd, new_token(), path)
     except BaseException:
         with suppress(OSError):
             remove_checkpoint(temporary)  # not there any more if the rename was done
         raise
     finally:
         os.close(fd)
+
+
+@contextmanager
+def place_inside(path: Path) -> Iterator[Place]:
+    """A place among the files of an older checkpoint, which go last."""
+    with opened_to_write(path) as fd:
+        foreign = foreign_files(fd)
+        if foreign:
+            raise Refused(
+                f"it holds {foreign[0]!r}, which is no part of a checkpoint", "remove it, or use another path"
+            )
+        before = _manifest_if_any(fd)
+        place = _Inside(path, fd, new_token())
+        try:
+            yield place
+        except BaseException:
+            # an interrupt may come after the rename: then the files are those of the checkpoint
+            if place.raw is None or _manifest_if_any(fd) != place.raw:
+                killed = [name for name in os.listdir(fd) if place.token in name or name == place.unfinished]
+                remove_files(fd, killed)
+            raise
+        with suppress(OSError):  # they cost space and do no harm
+            remove_files(fd, _unused(fd, before))
 
 
 def _write_archive(parts: Parts, path: Path, *, overwrite: bool) -> None:
@@ -180,32 +267,6 @@ def _write_archive(parts: Parts, path: Path, *, overwrite: bool) -> None:
             file.unlink()
         with suppress(OSError):
             remove_checkpoint(directory)
-
-
-def _write_into(parts: Parts, path: Path) -> None:
-    """Write among the files of an older checkpoint, then replace its manifest."""
-    with opened_to_write(path) as fd:
-        foreign = foreign_files(fd)
-        if foreign:
-            raise Refused(
-                f"it holds {foreign[0]!r}, which is no part of a checkpoint", "remove it, or use another path"
-            )
-        before = _manifest_if_any(fd)
-        token, unfinished, raw = new_token(), unfinished_manifest(), None
-        try:
-            raw = to_bytes(_write_files(parts, fd, token))
-            with new_file(unfinished, fd) as file:
-                write_all(file, raw)
-            sync(fd)
-            os.rename(unfinished, MANIFEST, src_dir_fd=fd, dst_dir_fd=fd)
-            sync(fd)
-        except BaseException:
-            # an interrupt may come after the rename: then the files are those of the checkpoint
-            if raw is None or _manifest_if_any(fd) != raw:
-                remove_files(fd, [name for name in os.listdir(fd) if token in name or name == unfinished])
-            raise
-        with suppress(OSError):  # they cost space and do no harm
-            remove_files(fd, _unused(fd, before))
 
 
 def _unused(fd: int, before: bytes | None) -> list[str]:

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.checkpoint import manager as manager_module
 from monograph.checkpoint.files import opened_to_write
+from monograph.checkpoint.steps import manager as manager_module
 from monograph.checkpoint.write import write
 from tests.checkpoint.same import assert_equal
 

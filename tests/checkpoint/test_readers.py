@@ -19,8 +19,8 @@ import torch
 import monograph as mg
 from monograph.checkpoint import files
 from monograph.checkpoint import load as loading
-from monograph.checkpoint import manager as manager_module
 from monograph.checkpoint.files import alone, opened
+from monograph.checkpoint.steps import run as run_module
 from tests.checkpoint.same import assert_equal
 
 READS = 150
@@ -199,7 +199,7 @@ def test_where_there_are_no_locks_what_has_gone_is_looked_for_again(tmp_path, mo
             Path(path).rename(tmp_path / "away")
         return load(path)
 
-    monkeypatch.setattr("monograph.checkpoint.manager.load_checkpoint", load_too_late)
+    monkeypatch.setattr("monograph.checkpoint.steps.manager.load_checkpoint", load_too_late)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert manager.latest() == tmp_path / "step-00000002"
@@ -448,13 +448,13 @@ def test_two_that_remove_at_once_leave_one(tmp_path, monkeypatch):
     one, two = (mg.CheckpointManager(tmp_path, keep=1) for _ in range(2))
     one.save(state(20), step=20)
     mg.load(two.latest())
-    complete = manager_module.is_complete
+    complete = run_module.is_complete
 
     def late(path):
-        monkeypatch.setattr(manager_module, "is_complete", complete)
+        monkeypatch.setattr(run_module, "is_complete", complete)
         two.save(state(20), step=20)
         return complete(path)
 
-    monkeypatch.setattr(manager_module, "is_complete", late)
+    monkeypatch.setattr(run_module, "is_complete", late)
     one.save(state(5), step=5)
     assert names(tmp_path) == ["step-00000020"]

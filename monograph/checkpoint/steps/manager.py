@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 from monograph.checkpoint.errors import Taken
-from monograph.checkpoint.files import remove_abandoned, remove_checkpoint
-from monograph.checkpoint.leases import Hold, newest_held, nobody_lists, taken_away
 from monograph.checkpoint.load import load_checkpoint
-from monograph.checkpoint.read import is_complete
+from monograph.checkpoint.ranks.group import State, background, in_group
 from monograph.checkpoint.save import saving, take_apart
+from monograph.checkpoint.steps.leases import HeldPath, Hold, newest_held
+from monograph.checkpoint.steps.run import Run, step_of
+from monograph.checkpoint.steps.together import newest_whole, save_step
 from monograph.checkpoint.write import Parts, write
 from monograph.errors import CheckpointError
 from monograph.user_code.lines import Origin
-
-State: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-_STEP: Final = re.compile(r"step-([0-9]{8,18})")
 
 
 @dataclass
@@ -59,6 +55,10 @@ class CheckpointManager:
     returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error. If
     states come faster than they can be written, those between the first and the newest are left out, with a warning.
 
+    In a process group every rank calls `save` and `latest`, with the same step: a checkpoint holds the
+    states of all. There a save in the background waits for the one before, and none is left out.
+    `together=False` is for a rank that keeps checkpoints of its own.
+
     >>> import tempfile
     >>> checkpoints = mg.CheckpointManager(tempfile.mkdtemp(), keep=2)
     >>> for step in range(4):
@@ -75,6 +75,7 @@ class CheckpointManager:
         every: int | None = None,
         asynchronous: bool = False,
         rewind: bool = False,
+        together: bool | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise CheckpointError(
@@ -84,18 +85,16 @@ class CheckpointManager:
             raise CheckpointError(
                 f"every={every}: a number of steps is at least 1", hint="leave it out to save always"
             )
-        self.directory = Path(directory)
-        self.keep = keep
         self.every = every
         self.asynchronous = asynchronous
-        self.rewind = rewind
-        self._own: set[int] = set()  # steps of this run, and damaged ones, which are of no run
-        self._resumed: int | None = None  # the step that latest() gave
+        self.together = together
+        self._run = Run(Path(directory), keep, rewind)
         self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
         self._newest: Hold | None = None  # for those who keep a path as a string
         self._thread: threading.Thread | None = None
         self._waiting: tuple[Parts, Path] | None = None  # what the thread writes next
         self._lock = threading.Lock()  # of the two
+        self._background: Any = None  # of a group
         self._process = os.getpid()  # that has the three
         self._failure = _Failure()
         atexit.register(self._failure.report)  # it runs after the threads have ended
@@ -110,11 +109,19 @@ class CheckpointManager:
                 f"step={step!r} is no number of a step", hint="pass an int that is 0 or more"
             )
         self._failure.raise_once()
-        self._check_run(step)
+        together = in_group() if self.together is None else self.together
+        if not together:
+            self._run.check(step)
         if self.every is not None and step % self.every:
             return None
-        path = self._path(step)
+        path = self._run.path(step)
         self._let_go()
+        if together:
+            if self.asynchronous:
+                self._save_behind(state_dict, step)
+            else:
+                save_step(self._run, state_dict, step)
+            return path
         state = state_dict() if callable(state_dict) else state_dict
         with saving(path):
             parts = take_apart(state)
@@ -125,33 +132,6 @@ class CheckpointManager:
         else:
             self._write(parts, path)
         return path
-
-    def _check_run(self, step: int) -> None:
-        """What another run left must not be taken for what this one saves."""
-        if step == self._resumed:
-            self._own.add(step)
-        there = [
-            (number, path) for number, path in self._steps() if number >= step and number not in self._own
-        ]
-        damaged = {number for number, path in there if not _is_whole(path)}
-        self._own |= damaged
-        others = [(number, path) for number, path in there if number not in damaged]
-        if not others:
-            return
-        if not self.rewind:
-            raise self._refusal(step, others[-1][1])
-        # the highest first: at any moment latest() is of the steps before
-        for number, path in reversed(others):
-            if number > step:
-                self._remove(path)
-        self._own.add(step)
-
-    def _refusal(self, step: int, other: Path) -> CheckpointError:
-        return CheckpointError(
-            f'step {step} is not saved: "{self.directory}" holds {other.name} of another run',
-            hint="go on from what latest() of this manager gives, or use a directory for each run; "
-            "CheckpointManager(..., rewind=True) removes the checkpoints of this step and of higher ones",
-        )
 
     def _let_go(self) -> None:
         """What this process asked for, loaded, and now saves beyond need not stay."""
@@ -176,12 +156,22 @@ class CheckpointManager:
                 f'"{left_out[1]}" is left out: states are saved faster than they can be written', stacklevel=3
             )
 
+    def _save_behind(self, state: State, step: int) -> None:
+        """Save the states of all ranks beside the training, when the save before has ended on this rank."""
+        self.wait()
+        if self._background is None:
+            self._background = background()
+        copied, saver = self._background.copy_of(state), self._background.save
+        writing = partial(save_step, self._run, copied, step, saver)
+        self._thread = threading.Thread(target=self._run_behind, args=(writing,), name="monograph-save")
+        self._thread.start()
+
     def _leave_to_the_parent(self) -> None:
         """After a fork the thread is in the other process, which writes what was handed over there."""
         if self._process != os.getpid():
             self._thread = self._waiting = None
             self._lock = threading.Lock()  # the old one may have been held
-            self._process = os.getpid()
+        self._process = os.getpid()
 
     def wait(self) -> None:
         """Return when nothing of this process is being written any more; raise the error of a save that failed."""
@@ -193,9 +183,11 @@ class CheckpointManager:
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is whole, every byte of it verified; a warning names each that is not."""
+        if in_group() if self.together is None else self.together:
+            return self._taken(newest_whole(self._run))
         damaged: set[Path] = set()
         while True:
-            steps = partial(self._paths_besides, damaged)
+            steps = partial(self._run.paths_besides, damaged)
             if (found := newest_held(self.directory, steps)) is None:
                 return None
             try:
@@ -205,11 +197,32 @@ class CheckpointManager:
                     damaged.add(self.directory / found.name)
                     warnings.warn(f"skipped: {error.message}", stacklevel=2)
                 continue
-            if found.hold is not None:
-                self._holds.add(found.hold)
-                self._newest = found.hold
-            self._resumed = _step_of(found)
-            return found
+            return self._taken(found)
+
+    def _taken(self, found: HeldPath | None) -> Path | None:
+        """Remember what is given away."""
+        if found is None:
+            return None
+        if found.hold is not None:
+            self._holds.add(found.hold)
+            self._newest = found.hold
+        self._run.resumed = step_of(found)
+        return found
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoints are."""
+        return self._run.directory
+
+    @property
+    def keep(self) -> int | None:
+        """How many stay; None for all."""
+        return self._run.keep
+
+    @property
+    def rewind(self) -> bool:
+        """Whether checkpoints of other runs may go."""
+        return self._run.rewind
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -235,87 +248,33 @@ class CheckpointManager:
     def _write_behind(self, parts: Parts, path: Path) -> None:
         job: tuple[Parts, Path] | None = (parts, path)
         while job is not None:
-            try:
-                self._write(*job)
-            except CheckpointError as error:
-                error.where = Origin()  # no line of the user's is at work here
-                self._failure.error = error
-            except Exception as error:
-                self._failure.error = error
+            self._run_behind(partial(self._write, *job))
             with self._lock:
                 job, self._waiting = self._waiting, None
                 if job is None:
                     self._thread = None
 
+    def _run_behind(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except CheckpointError as error:
+            error.where = Origin()  # no line of the user's is at work here
+            self._failure.error = error
+        except Exception as error:
+            self._failure.error = error
+
     def _write(self, parts: Parts, path: Path) -> None:
-        step = _step_of(path)
-        replaces = step in self._own
-        self._own.add(step)  # before it is there: the thread that trains may look for others' steps any time
+        step, run = step_of(path), self._run
+        replaces = step in run.own
+        run.own.add(step)  # before it is there: the thread that trains may look for others' steps any time
         with saving(path):
             try:
                 write(parts, path, overwrite=replaces)
             except Taken:  # by another run, since this step was found to be free
-                self._own.discard(step)
-                raise self._refusal(step, path) from None
+                run.own.discard(step)
+                raise run.refusal(step, path) from None
             except BaseException:
                 if not os.path.lexists(path):
-                    self._own.discard(step)
+                    run.own.discard(step)
                 raise
-            remove_abandoned(self.directory, _STEP)
-            self._remove_old(path)
-
-    def _remove_old(self, newest: Path) -> None:
-        """Remove complete checkpoints beyond `keep`, never the one just written; damaged ones stay to be looked at.
-
-        What somebody reads now is left for a later save. So are higher steps of others, which went on while this process
-        was stopped.
-        """
-        others = [(step, path) for step, path in self._steps() if path != newest]
-        if self.keep is None or len(others) < self.keep:
-            return
-        complete = [(step, path) for step, path in others if is_complete(path)]
-        for step, path in complete[: max(len(complete) - self.keep + 1, 0)]:
-            if step < _step_of(newest) or step in self._own:
-                self._remove(path, newest=newest)
-
-    def _remove(self, path: Path, *, newest: Path | None = None) -> None:
-        """Remove it at once, or if there is a `newest`, only while that one stays and nobody holds this one."""
-        doomed = None
-        try:
-            with nobody_lists(self.directory) as quiet:
-                if newest is None or (quiet and newest.exists()):
-                    doomed = taken_away(path, also_held=newest is None)
-            if doomed is not None:
-                remove_checkpoint(doomed)
-        except FileNotFoundError:
-            pass  # another process removes it too
-        except OSError as error:
-            warnings.warn(f'cannot remove the old checkpoint "{path}": {error.strerror}', stacklevel=2)
-
-    def _steps(self) -> list[tuple[int, Path]]:
-        """The directories of steps, the oldest first."""
-        try:
-            names = os.listdir(self.directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        found = [(_STEP.fullmatch(name), self.directory / name) for name in names]
-        steps = [(int(match[1]), path) for match, path in found if match is not None]
-        return sorted((step, path) for step, path in steps if path == self._path(step))
-
-    def _paths_besides(self, damaged: Container[Path]) -> list[Path]:
-        return [path for _step, path in self._steps() if path not in damaged]
-
-    def _path(self, step: int) -> Path:
-        return self.directory / f"step-{step:08}"
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        load_checkpoint(path)
-    except CheckpointError:
-        return False
-    return True
+            run.remove_old(path)

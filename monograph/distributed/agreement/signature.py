@@ -1,0 +1,112 @@
+"""The collectives of a step in their order: what all ranks of a group must have in common, whatever else they compute."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import fx
+
+from monograph.compat.ops import OpOverload, named_arguments, packet_name
+
+_NAMESPACES: Final = ("_c10d_functional", "_c10d_functional_autograd")
+# what a rank does alone, and what one sends and another receives
+_NOT_COMPARED: Final = ("wait_tensor", "isend", "irecv", "batch_p2p_ops")
+_OF_OWN_SIZE: Final = ("all_to_all_single",)  # each rank gives as many rows as it likes
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective: the op, the group that it runs in, and what it is given."""
+
+    op: str
+    group: str
+    given: tuple[str, ...]  # each tensor, as float32[4, 3]
+    options: tuple[str, ...] = ()  # such as the kind of a reduction
+
+    def __str__(self) -> str:
+        options = f"({', '.join(self.options)})" if self.options else ""
+        tensors = " and ".join(self.given) or "nothing"
+        return f"{self.op}{options} of {tensors} in group {self.group!r}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """All collectives of a step. Batches of other sizes have the same one, unless what is sent depends on them."""
+
+    collectives: tuple[Collective, ...] = ()
+    digest: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        object.__setattr__(self, "digest", digest)
+
+    @property
+    def text(self) -> str:
+        """A line for each, as others are shown it."""
+        return "\n".join(map(str, self.collectives))
+
+
+def signature_of(
+    nodes: Iterable[fx.Node],
+    groups: Mapping[str, str] | None = None,
+    *,
+    tensor_of: Callable[[fx.Node], Any] = lambda node: node.meta["val"],
+) -> Signature:
+    """The collectives among the nodes of a graph of `_c10d_functional` ops.
+
+    `groups` renames groups: torch numbers them, and may do so differently on each rank. `tensor_of` gives the dtype and
+    the shape of what a node makes. What one rank sends and another receives is left out.
+    """
+    found = [_collective(node, groups or {}, tensor_of) for node in nodes if _is_collective(node)]
+    return Signature(tuple(found))
+
+
+def difference(texts: Sequence[str]) -> tuple[list[int], str]:
+    """Who has other collectives than most, and the first that differs, in words. The texts are those of the ranks."""
+    usual, _ = Counter(texts).most_common(1)[0]  # of several the first: that of the lowest rank
+    deviating = [rank for rank, text in enumerate(texts) if text != usual]
+    own, others = (text.splitlines() for text in (texts[deviating[0]], usual))
+    first = next(
+        (index for index, pair in enumerate(zip(own, others, strict=False)) if pair[0] != pair[1]),
+        min(len(own), len(others)),
+    )
+    here, there = (lines[first] if first < len(lines) else "no more" for lines in (own, others))
+    return deviating, f"collective {first + 1} of the step is {here}, and elsewhere {there}"
+
+
+def _is_collective(node: fx.Node) -> bool:
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, OpOverload)
+        and node.target.namespace in _NAMESPACES
+        and _name(node.target) not in _NOT_COMPARED
+    )
+
+
+def _name(op: Any) -> str:
+    return packet_name(op).partition("::")[2]
+
+
+def _collective(node: fx.Node, groups: Mapping[str, str], tensor_of: Callable[[fx.Node], Any]) -> Collective:
+    name = _name(node.target)
+    arguments = named_arguments(node.target, node.args, node.kwargs)
+    group = str(arguments.pop("group_name", ""))
+    has_own_size = name in _OF_OWN_SIZE
+    given: list[str] = []
+    options: list[str] = []
+    for value in arguments.values():
+        nodes = value if isinstance(value, (list, tuple)) else [value]
+        if nodes and all(isinstance(item, fx.Node) for item in nodes):
+            given += (_text(tensor_of(item), has_own_size=has_own_size) for item in nodes)
+        else:
+            options.append(str(value))
+    return Collective(name, groups.get(group, group), tuple(given), () if has_own_size else tuple(options))
+
+
+def _text(tensor: Any, *, has_own_size: bool) -> str:
+    sizes = ["?", *tensor.shape[1:]] if has_own_size else tensor.shape
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, sizes))}]"
