@@ -17,6 +17,7 @@ from monograph.settings import (
     BACKENDS,
     KEPT,
     STRAIGHTENED,
+    DataParallel,
     DynamicSize,
     MemoryBudget,
     Settings,
@@ -91,6 +92,20 @@ class GraphConfig:
                 hint="pass a whole number from 1 on; 1 means no accumulation",
             )
         self.settings = replace(self.settings, accumulation_steps=n)
+
+    def enable_data_parallel(self, mesh: Any = None, *, mode: bool = True) -> None:
+        """Average gradients over the processes of `mesh`, a DeviceMesh of one dimension, or over all: each call is one's own batch.
+
+        As DistributedDataParallel does it: parameters and buffers are those of the first process when the graph is built, and
+        buffers before each step. Raises DistributedError when the graph is built in a single process.
+        """
+        if mesh is not None and getattr(mesh, "ndim", 0) != 1:
+            raise ConfigError(
+                f"enable_data_parallel(mesh={mesh!r}): a DeviceMesh of one dimension is needed",
+                hint='pass one dimension of a larger one: mesh["dp"]',
+            )
+        on = _switch(mode)
+        self.settings = replace(self.settings, data_parallel=DataParallel(mesh) if on else None)
 
     def enable_pass(self, name: str, mode: bool = True) -> None:
         """Switch a pass on or off, whatever the backend does by itself; docs/passes.md lists them."""

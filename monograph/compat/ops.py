@@ -29,6 +29,33 @@ def has_effect(target: Any) -> bool:
     return isinstance(target, OpOverload) and not target._schema.returns and not target._schema.is_mutable
 
 
+def communicates(target: Any) -> bool:
+    """True for ops that send to other processes, receive from them, or wait for that: all run, each once, in their order."""
+    return isinstance(target, OpOverload) and target.namespace in _COMMUNICATION
+
+
+def waits(target: Any) -> bool:
+    """True for the op that waits until a collective is done, and gives its result in the same memory."""
+    return communicates(target) and target._opname == "wait_tensor"
+
+
+def reads_until_awaited(target: Any) -> bool:
+    """True for collectives that read their arguments until they are waited for.
+
+    What: kernels in C++ that copy what they are given first, and send the copy. Why: such an argument need not live on.
+    """
+    return communicates(target) and target._opname not in (*_COPY_FIRST, "wait_tensor")
+
+
+_COMMUNICATION = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
+_COPY_FIRST = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
+_MAKE_MEMORY = _COPY_FIRST | frozenset(
+    f"{name}{coalesced}"
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+    for coalesced in ("", "_coalesced")
+)
+
+
 def direct_call(target: Any) -> Callable[..., Any]:
     """What: the C++ entry of an op. Why: saves a Python frame per op. Degraded path: the op itself."""
     call: Callable[..., Any] = getattr(target, "_op", target) if isinstance(target, OpOverload) else target
@@ -242,6 +269,8 @@ def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
     """
     if makes_memory(target):
         return (frozenset(),)
+    if communicates(target):
+        return _shown_by_collective(target)
     if not isinstance(target, OpOverload) or target.namespace not in _MARKING_NAMESPACES:
         return None
     keys, has_kernel = torch._C.DispatchKey, target.has_kernel_for_dispatch_key
@@ -255,6 +284,15 @@ def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
         frozenset(item.name for item in marked if _share(item.alias_info, result.alias_info))
         for result in schema.returns
     )
+
+
+def _shown_by_collective(op: Any) -> tuple[frozenset[str], ...] | None:
+    """The schema of `wait_tensor` keeps silent about its result. What was sent or received may be anywhere."""
+    if op.namespace != "_c10d_functional":
+        return None
+    if waits(op):
+        return (frozenset({op._schema.arguments[0].name}),)
+    return (frozenset(),) if op._opname in _MAKE_MEMORY else None
 
 
 def makes_memory(target: Any) -> bool:
@@ -313,38 +351,3 @@ def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
         return int(formula(*args, **kwargs, out_val=made))
     except (TypeError, ValueError, AssertionError):  # another form of the op than the formula knows
         return 0
-
-
-# What: the functions in C++ by which `torch.nn.functional.interpolate` makes a tensor of another size.
-_RESIZING = (
-    *(f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in "123"),
-    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-)
-
-
-@contextmanager
-def resizing_by_ops(size_of: Callable[[Any, float], Any]) -> Iterator[None]:
-    """Inside, in this thread, `interpolate` calls the ops that these functions call, with `size_of(size, factor)` for each size.
-
-    What: the functions of `torch._C._nn`. Why: they take plain sizes alone, and the ops take sizes that vary. Degraded path:
-    a size that is given there is a number of the build.
-    """
-
-    def by_op(name: str) -> Callable[..., Any]:
-        op = getattr(torch.ops.aten, name).default
-
-        def run(tensor: torch.Tensor, sizes: Any, *options: Any) -> Any:
-            *flags, factors = options
-            if sizes is None:
-                sizes = [size_of(*pair) for pair in zip(tensor.shape[2:], factors, strict=True)]
-            return op(tensor, sizes, *flags, *(factors or [None] * len(sizes)))
-
-        return run
-
-    functions = torch._C._nn
-    with ExitStack() as stack:
-        for name in _RESIZING:
-            if hasattr(functions, name):
-                replace_here(stack, functions, name, by_op(name))
-        yield

@@ -14,6 +14,7 @@ from torch import fx
 from monograph.compat.ops import (
     HigherOrderOperator,
     OpOverload,
+    communicates,
     has_effect,
     is_custom,
     is_random,
@@ -45,7 +46,7 @@ _ELEMENTWISE = frozenset(
 
 
 def acts(node: fx.Node) -> bool:
-    """True for ops that must run even if nothing reads their results: they draw random numbers or check values."""
+    """True for ops that must run even if nothing reads their results: they draw, check values, or talk to other processes."""
     if isinstance(node.target, HigherOrderOperator):
         return any(map(acts, _branch_nodes(node)))
     return _acts(node.target)
@@ -58,7 +59,7 @@ def is_pure(node: fx.Node) -> bool:
 
 @cache
 def _acts(target: Any) -> bool:
-    return is_random(target) or has_effect(target)
+    return is_random(target) or has_effect(target) or communicates(target)
 
 
 @cache

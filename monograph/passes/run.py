@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from monograph.errors import MonographError, PassError
+from monograph.ir.collectives import calls_in_order
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import compute_sizes
@@ -73,6 +74,13 @@ class OnWhole(_Wrapped):
         return made
 
 
+class Communication(_Wrapped):
+    """A pass that may merge collectives, and let others begin first. No other pass may: all processes run them in one order."""
+
+    def __call__(self, program: Program) -> Program:
+        return self.function(program)
+
+
 def place_of(function: Pass) -> Origin | None:
     """Where a function, or the class of a callable object, says what it does; None if Python does not know."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -111,10 +119,18 @@ def _checked(step: Pass, before: Program) -> Program:
         compute_sizes(part.graph)
     try:
         verify(program, after=name)
+        _check_collectives(step, before, program)
     except PassError as error:
         where = place_of(step.function) if isinstance(step, AddedPass) else None
         raise PassError(error.message, where=where or error.where, hint=_HINT if added else "") from None
     return program
+
+
+def _check_collectives(step: Pass, before: Program, after: Program) -> None:
+    if not isinstance(step, Communication) and list(calls_in_order(before)) != list(calls_in_order(after)):
+        raise PassError(
+            f"pass {pass_name(step)} drops collectives, adds some, or changes their order: other processes wait for them"
+        )
 
 
 def _applied(step: Pass, program: Program) -> Program:

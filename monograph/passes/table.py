@@ -12,6 +12,7 @@ from enum import StrEnum
 from monograph.passes.add_to_output import add_to_output
 from monograph.passes.canonicalise import canonicalise
 from monograph.passes.cast_scale import cast_scale
+from monograph.passes.collectives import merge_sums
 from monograph.passes.cse import cse
 from monograph.passes.dce import dce
 from monograph.passes.fold_constants import fold_constants
@@ -27,7 +28,7 @@ from monograph.passes.inductor.stack_numbers import stack_numbers
 from monograph.passes.inductor.wide_halves import wide_halves
 from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.model_update import model_update
-from monograph.passes.run import AddedPass, OnWhole, Pass
+from monograph.passes.run import AddedPass, Communication, OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.settings import Settings, pass_name
 
@@ -109,6 +110,10 @@ PASSES: tuple[Row, ...] = (
         "takes over new state only if the whole step is finite",
         Runs.ASKED,
         switch="detect_nonfinite",
+    ),
+    Row(
+        Communication(merge_sums),
+        "adds over processes in few collectives, which run beside backward: bits are those of the sums that there are",
     ),
     Row(schedule_updates, "runs each update as soon as its gradient is there", Runs.COMPILED),
 )

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.ops import aliased_arguments, makes_memory
+from monograph.compat.ops import aliased_arguments, communicates, makes_memory
 from monograph.compat.tensors import storage_key
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.evaluate import example
@@ -76,6 +76,8 @@ def tensor_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def _probed(node: fx.Node) -> Sharing | None:
+    if communicates(node.target):  # which would
+        return _by_schema(node)
     count = len(list(metas(value(node))))
     arguments: list[torch.Tensor] = []
 

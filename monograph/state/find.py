@@ -285,7 +285,6 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
 def _check_module(path: str, module: nn.Module) -> None:
     kind = type(module)
     if kind.__name__ in (
-        "DistributedDataParallel",
         "FullyShardedDataParallel",
         "DataParallel",
         "FSDPModule",

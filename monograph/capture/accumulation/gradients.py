@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,10 @@ def check_no_gradients(owned: Owned, settings: Settings) -> None:
                 "set_gradient_accumulation_steps() gradients are summed within one call only",
                 hint="clear gradients between calls: model.zero_grad(set_to_none=True)",
             )
+
+
+def _as_it_is(_parameter: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    return total
 
 
 class Untouched:
@@ -65,6 +69,9 @@ class MicroGradients:
     slots: Sequence[Slot]
     whole: Collection[int]  # the arguments that are not split
     taken: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # by path of the parameter
+    averaged: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+        _as_it_is  # what becomes of a parameter's sum before others see it
+    )
 
     def __post_init__(self) -> None:
         self._parameters: dict[str, torch.Tensor] = {}
@@ -104,7 +111,7 @@ class MicroGradients:
                 _check_final(path, parameter.grad)
                 self.taken.setdefault(path, []).append(parameter.grad.detach())
             if path in self.taken:
-                parameter.grad = self._sums[path]
+                parameter.grad = self.averaged(parameter, self._sums[path])
         self._left.note()
         self._before_update = self._present()
 

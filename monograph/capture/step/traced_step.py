@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from monograph.capture.distributed.averages import AveragedGradients
+from monograph.capture.distributed.buffers import bypass_wrappers, take_over
+from monograph.capture.distributed.replicas import replicas_of
 from monograph.capture.effects.arguments import Given, NewContent
 from monograph.capture.effects.foreign_objects import Effects, undo_effects
 from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
@@ -107,6 +110,10 @@ class TracedStep:
         variables = {id(item.fake): item.path for item in inputs.items if item.role is Role.PARAM}
         checkpointed = request.settings.checkpointed
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
+        self.replicas = replicas_of(owned, modules, request.settings)
+        self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
+        if begun.micro is not None:
+            begun.micro.averaged = self._averaged.averaged_once
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
@@ -144,7 +151,7 @@ class TracedStep:
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
         micro = self._begun.micro
-        around = micro.around_backward() if micro is not None else nullcontext()
+        around = (micro or self._averaged).around_backward()
         with around, in_place_changes_explained(current_tracer().graph):
             yield
 
@@ -244,6 +251,7 @@ class TracedStep:
         owners = [*(registered.optimizer for registered in owned.optimizers), *self.modules.values()]
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(fakes_hidden(self.inputs.mode))
+        bypass_wrappers(stack, self.replicas, self._averaged, syncs=self._begun.micro is None)
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
         vary = bool(self.inputs.moving.sizes)
         stack.enter_context(functions_know_numbers(self.request.build, *owners, sizes_vary=vary))
@@ -285,6 +293,7 @@ class TracedStep:
         args, kwargs = unflatten(request.call.tree, iter(leaves))
         shown = describe_leaves(zip(request.call.paths(), leaves, strict=True))
         given = Given(request.call, args, kwargs)
+        self._take_over_buffers()
         with self._rules.autocast(), self._settings.kept():
             returned = request.build(*args, **kwargs)
         changed = self.results.kept_changes(given.new_content())
@@ -292,7 +301,15 @@ class TracedStep:
         sparse.note_histories([returned, *(content.values for content in changed)])
         return returned, changed, args, kwargs, given
 
+    def _take_over_buffers(self) -> None:
+        """Of modules without a wrapper; over micro-batches, it is done before the first."""
+        for replica in self.replicas if self._begun.micro is None else ():
+            if replica.wrapper is None and replica.size > 1:
+                with self._recorder.phase("forward", replica.path):
+                    take_over([self.inputs.fake(buffer) for _, buffer in replica.buffers()], replica.group)
+
     def _update(self) -> None:
+        self._averaged.check_all_found()
         self.optimizers.step_automatic()
         self._rules.end()
         self._settings.check()

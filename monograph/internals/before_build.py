@@ -1,0 +1,25 @@
+"""What is done before a build is made: lazy modules get their shapes, copies in several processes begin alike."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+from torch import nn
+
+from monograph.capture.distributed.buffers import begin_alike
+from monograph.capture.distributed.replicas import replicas_of
+from monograph.capture.lazy import initialise_lazy
+from monograph.capture.process.signals import handlers_heard, handlers_held_back
+from monograph.capture.step.request import Request
+
+
+class Alike(WeakSet[nn.Module]):
+    """The modules with which all processes have begun alike."""
+
+
+def prepare(request: Request, alike: Alike) -> None:
+    """Make the modules of a request ready; those that begin alike now are noted."""
+    with handlers_heard(), handlers_held_back():
+        initialise_lazy(request)
+    owned = request.owned
+    begin_alike(replicas_of(owned, owned.named_modules(), request.settings), alike)
