@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.ops import communicates, shown_by_collective
 from monograph.compat.patching import replace_here
 
 # What: the classes of ops in a graph. Why: to know an op's schema and to spell it.
@@ -27,33 +28,6 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 def has_effect(target: Any) -> bool:
     """True for ops that check values and may raise. Nothing reads them, and they must stay."""
     return isinstance(target, OpOverload) and not target._schema.returns and not target._schema.is_mutable
-
-
-def communicates(target: Any) -> bool:
-    """True for ops that send to other processes, receive from them, or wait for that: all run, each once, in their order."""
-    return isinstance(target, OpOverload) and target.namespace in _COMMUNICATION
-
-
-def waits(target: Any) -> bool:
-    """True for the op that waits until a collective is done, and gives its result in the same memory."""
-    return communicates(target) and target._opname == "wait_tensor"
-
-
-def reads_until_awaited(target: Any) -> bool:
-    """True for collectives that read their arguments until they are waited for.
-
-    What: kernels in C++ that copy what they are given first, and send the copy. Why: such an argument need not live on.
-    """
-    return communicates(target) and target._opname not in (*_COPY_FIRST, "wait_tensor")
-
-
-_COMMUNICATION = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
-_COPY_FIRST = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
-_MAKE_MEMORY = _COPY_FIRST | frozenset(
-    f"{name}{coalesced}"
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
-    for coalesced in ("", "_coalesced")
-)
 
 
 def direct_call(target: Any) -> Callable[..., Any]:
@@ -270,7 +244,7 @@ def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
     if makes_memory(target):
         return (frozenset(),)
     if communicates(target):
-        return _shown_by_collective(target)
+        return shown_by_collective(target)
     if not isinstance(target, OpOverload) or target.namespace not in _MARKING_NAMESPACES:
         return None
     keys, has_kernel = torch._C.DispatchKey, target.has_kernel_for_dispatch_key
@@ -284,15 +258,6 @@ def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
         frozenset(item.name for item in marked if _share(item.alias_info, result.alias_info))
         for result in schema.returns
     )
-
-
-def _shown_by_collective(op: Any) -> tuple[frozenset[str], ...] | None:
-    """The schema of `wait_tensor` keeps silent about its result. What was sent or received may be anywhere."""
-    if op.namespace != "_c10d_functional":
-        return None
-    if waits(op):
-        return (frozenset({op._schema.arguments[0].name}),)
-    return (frozenset(),) if op._opname in _MAKE_MEMORY else None
 
 
 def makes_memory(target: Any) -> bool:

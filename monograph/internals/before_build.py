@@ -6,11 +6,11 @@ from weakref import WeakSet
 
 from torch import nn
 
-from monograph.capture.distributed.buffers import begin_alike
-from monograph.capture.distributed.replicas import replicas_of
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
+from monograph.distributed.buffers import begin_alike
+from monograph.distributed.replicas import replicas_of
 
 
 class Alike(WeakSet[nn.Module]):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import fx
 
-from monograph.ir.collectives import awaited_by, begins_collective
+from monograph.distributed.programs.collectives import awaited_by, begins_collective
 from monograph.ir.meta import TensorMeta, computes, form, needed_by, set_origin, set_value, value
 from monograph.ir.meta import origin as origin_of
 from monograph.ir.program import Program
@@ -31,13 +31,13 @@ def merge_sums(program: Program) -> Program:
     begun = [item for item in map(_sum_in, graph.nodes) if item is not None]
     if not begun:
         return program
-    place = {node: index for index, node in enumerate(graph.nodes)}
-    ready = _Ready(place)
-    begun.sort(key=lambda item: (ready.of(item.given), place[item.begin]))
+    ready = _Ready(graph)
+    begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
     for bucket in _buckets(begun):
-        _begin_early(bucket, ready)
-        if len(bucket) > 1:
-            _merge(graph, bucket)
+        present = [found for item in bucket if (found := _sum_in(item.begin)) is not None]
+        _begin_early(present, _Ready(graph))
+        if len(present) > 1:
+            _merge(graph, present)
     _wait_late(graph)
     return copy.with_graph(graph)
 
@@ -83,8 +83,8 @@ def _sum_in(node: fx.Node) -> _Sum | None:
 class _Ready:
     """After which op of a graph a value can be there: what only leads to a collective may run earlier than it stands."""
 
-    def __init__(self, place: Mapping[fx.Node, int]) -> None:
-        self.place = place
+    def __init__(self, graph: fx.Graph) -> None:
+        self.place = {node: index for index, node in enumerate(graph.nodes)}
         self._known: dict[fx.Node, int] = {}
 
     def of(self, node: fx.Node) -> int:
@@ -128,11 +128,13 @@ def _needs(item: _Sum, bucket: Sequence[_Sum]) -> bool:
 
 def _begin_early(bucket: Sequence[_Sum], ready: _Ready) -> None:
     """Let what a bucket adds, and its collectives, stand right after the last op that they need."""
-    moved = sorted(
-        (node for node in needed_by([item.begin for item in bucket]) if ready.may_move(node)),
-        key=ready.place.__getitem__,
-    )
     begun = [item.begin for item in bucket]
+    found, pending = set[fx.Node](), list(begun)
+    while pending:
+        new = {node for node in pending.pop().all_input_nodes if ready.may_move(node)} - found
+        found |= new
+        pending += new
+    moved = sorted(found, key=ready.place.__getitem__)
     needed = {source for node in (*moved, *begun) for source in node.all_input_nodes} - set(moved)
     last = max(needed, key=ready.place.__getitem__)
     for node in (*moved, *begun):

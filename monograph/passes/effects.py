@@ -11,14 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.ops import (
-    HigherOrderOperator,
-    OpOverload,
-    communicates,
-    has_effect,
-    is_custom,
-    is_random,
-)
+from monograph.compat.distributed.ops import communicates
+from monograph.compat.ops import HigherOrderOperator, OpOverload, has_effect, is_custom, is_random
 from monograph.ir.memory import Groups, shown_values, shows_nothing
 from monograph.ir.meta import form, output_nodes
 

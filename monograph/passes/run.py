@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from monograph.distributed.programs.collectives import calls_in_order, groups_in
 from monograph.errors import MonographError, PassError
-from monograph.ir.collectives import calls_in_order
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import compute_sizes
@@ -44,6 +44,9 @@ class _Wrapped:
     """A pass under the name of the function that it calls."""
 
     function: Pass
+    communicates: bool = (
+        False  # adds collectives or merges them: no other pass may, all processes run them in one order
+    )
 
     @property
     def __name__(self) -> str:
@@ -74,8 +77,8 @@ class OnWhole(_Wrapped):
         return made
 
 
-class Communication(_Wrapped):
-    """A pass that may merge collectives, and let others begin first. No other pass may: all processes run them in one order."""
+class OfCollectives(_Wrapped):
+    """A pass for steps that have collectives: no stage of others."""
 
     def __call__(self, program: Program) -> Program:
         return self.function(program)
@@ -92,6 +95,8 @@ def run_passes(first: Stage, passes: Iterable[Pass]) -> tuple[Stage, ...]:
     verify(first.program, after=first.name)
     stages = [first]
     for step in passes:
+        if isinstance(step, OfCollectives) and not groups_in(stages[-1].program):
+            continue
         start = time.perf_counter()
         program = _checked(step, stages[-1].program)
         stages.append(Stage(pass_name(step), program, time.perf_counter() - start))
@@ -127,7 +132,8 @@ def _checked(step: Pass, before: Program) -> Program:
 
 
 def _check_collectives(step: Pass, before: Program, after: Program) -> None:
-    if not isinstance(step, Communication) and list(calls_in_order(before)) != list(calls_in_order(after)):
+    may = isinstance(step, _Wrapped) and step.communicates
+    if not may and list(calls_in_order(before)) != list(calls_in_order(after)):
         raise PassError(
             f"pass {pass_name(step)} drops collectives, adds some, or changes their order: other processes wait for them"
         )

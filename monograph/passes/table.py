@@ -28,7 +28,7 @@ from monograph.passes.inductor.stack_numbers import stack_numbers
 from monograph.passes.inductor.wide_halves import wide_halves
 from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.model_update import model_update
-from monograph.passes.run import AddedPass, Communication, OnWhole, Pass
+from monograph.passes.run import AddedPass, OfCollectives, OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.settings import Settings, pass_name
 
@@ -38,6 +38,7 @@ class Runs(StrEnum):
 
     ALWAYS = "always"
     COMPILED = "on compiled backends"
+    TOGETHER = "in steps of several processes"
     ASKED = "when switched on"
 
 
@@ -63,7 +64,9 @@ class Row:
 
     def is_on(self, settings: Settings) -> bool:
         """True if it runs under these settings."""
-        by_itself = self.runs is Runs.ALWAYS or (self.runs is Runs.COMPILED and settings.is_compiled)
+        by_itself = self.runs in (Runs.ALWAYS, Runs.TOGETHER) or (
+            self.runs is Runs.COMPILED and settings.is_compiled
+        )
         return dict(settings.passes).get(self.name, by_itself)
 
 
@@ -106,14 +109,15 @@ PASSES: tuple[Row, ...] = (
         switch="allow_fuse_model_update_ops",
     ),
     Row(
-        OnWhole(gate_nonfinite),
+        OnWhole(gate_nonfinite, communicates=True),
         "takes over new state only if the whole step is finite",
         Runs.ASKED,
         switch="detect_nonfinite",
     ),
     Row(
-        Communication(merge_sums),
-        "adds over processes in few collectives, which run beside backward: bits are those of the sums that there are",
+        OfCollectives(merge_sums, communicates=True),
+        "adds over processes in few collectives, each of which begins as soon as it can",
+        Runs.TOGETHER,
     ),
     Row(schedule_updates, "runs each update as soon as its gradient is there", Runs.COMPILED),
 )

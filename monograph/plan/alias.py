@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.compat.ops import waits
+from monograph.compat.distributed.ops import waits
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.memory import shown_values
 from monograph.ir.meta import TensorMeta, output_nodes, value

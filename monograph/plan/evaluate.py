@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.ops import aliased_arguments, communicates, makes_memory
+from monograph.compat.ops import aliased_arguments, makes_memory
 from monograph.compat.tensors import storage_key
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.evaluate import example

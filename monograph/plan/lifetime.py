@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.ir.collectives import read_by
+from monograph.distributed.programs.collectives import read_by
 from monograph.ir.meta import computes
 from monograph.plan.alias import Aliases, Storage
 

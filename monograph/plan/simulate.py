@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.compat.ops import communicates, reads_until_awaited, waits
+from monograph.compat.distributed.ops import communicates, reads_until_awaited, waits
 from monograph.errors import PlanError
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, metas, value

@@ -21,7 +21,7 @@ from monograph.compat.ops import (
     packet_name,
     schema_arguments,
 )
-from monograph.ir.collectives import read_by
+from monograph.distributed.programs.collectives import read_by
 from monograph.ir.memory import changed_by
 from monograph.ir.meta import computes, origin
 from monograph.ir.program import Program

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import fx
 
+from monograph.distributed.programs.collectives import calls_in_order
 from monograph.errors import PassError, PlanError
-from monograph.ir.collectives import calls_in_order
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.passes.cse import cse

@@ -14,9 +14,10 @@ from torch import fx
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.copies import repeat_number
 from monograph.capture.numbers.moving import Moving, is_moving
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.fakes import example_of, shown_example
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
-from monograph.compat.ops import communicates, has_effect, is_profiler_mark, is_random
+from monograph.compat.ops import has_effect, is_profiler_mark, is_random
 from monograph.compat.symbolic_numbers import another_unknown, is_symbolic, place_number
 from monograph.compat.traces.nodes import last_node, let_stand_for, new_node, traced_node
 from monograph.ir.memory import views_its_input, written_by

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph.capture.distributed.averages import AveragedGradients
-from monograph.capture.distributed.buffers import bypass_wrappers, take_over
-from monograph.capture.distributed.replicas import replicas_of
 from monograph.capture.effects.arguments import Given, NewContent
 from monograph.capture.effects.foreign_objects import Effects, undo_effects
 from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
@@ -62,6 +59,9 @@ from monograph.compat.modes import around_dispatch, current_tracer, other_thread
 from monograph.compat.patching import replaced
 from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
+from monograph.distributed.averages import AveragedGradients
+from monograph.distributed.buffers import bypass_wrappers, take_over_buffers
+from monograph.distributed.replicas import READ_OF_WRAPPERS, replicas_of
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
 from monograph.ir.port import Role
@@ -280,6 +280,7 @@ class TracedStep:
         stack.enter_context(self.functions.mode)
         stack.enter_context(probes_go_to(self.results.record_probe))
         stack.enter_context(handles_noted(self.side_effects.module_hooks.handles))
+        self.reach.may_read(READ_OF_WRAPPERS if self.replicas else ())
         self.reach.roots(roots)
         stack.enter_context(
             around_dispatch(self._watch.pause, self._watch.resume, self.functions.answer, UNKNOWN)
@@ -293,20 +294,14 @@ class TracedStep:
         args, kwargs = unflatten(request.call.tree, iter(leaves))
         shown = describe_leaves(zip(request.call.paths(), leaves, strict=True))
         given = Given(request.call, args, kwargs)
-        self._take_over_buffers()
+        if self._begun.micro is None:
+            take_over_buffers(self.replicas, self.inputs.fake, self._recorder.phase)
         with self._rules.autocast(), self._settings.kept():
             returned = request.build(*args, **kwargs)
         changed = self.results.kept_changes(given.new_content())
         self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
         sparse.note_histories([returned, *(content.values for content in changed)])
         return returned, changed, args, kwargs, given
-
-    def _take_over_buffers(self) -> None:
-        """Of modules without a wrapper; over micro-batches, it is done before the first."""
-        for replica in self.replicas if self._begun.micro is None else ():
-            if replica.wrapper is None and replica.size > 1:
-                with self._recorder.phase("forward", replica.path):
-                    take_over([self.inputs.fake(buffer) for _, buffer in replica.buffers()], replica.group)
 
     def _update(self) -> None:
         self._averaged.check_all_found()

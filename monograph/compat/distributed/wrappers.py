@@ -22,6 +22,15 @@ def unknown_wishes(wrapper: DistributedDataParallel) -> str:
     return ""
 
 
+def syncs_buffers(wrapper: DistributedDataParallel) -> bool:
+    """True if buffers are those of the first process whenever a wrapper runs.
+
+    What: an attribute that has another name from 2.13 on. Degraded path: the older name.
+    """
+    found = getattr(wrapper, "forward_sync_buffers", None)
+    return bool(wrapper.broadcast_buffers if found is None else found)
+
+
 def ignored_by(wrapper: DistributedDataParallel) -> set[str]:
     """The names of parameters and buffers that every process has of its own."""
     found: Any = getattr(wrapper, "parameters_to_ignore", ())

@@ -11,8 +11,9 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.inductor.checks.any_values import SPACES_OF_ANY_VALUES, TAKE_ANY_VALUES
-from monograph.compat.ops import OpOverload, communicates, is_custom, is_pointwise, overload_name, schema_of
+from monograph.compat.ops import OpOverload, is_custom, is_pointwise, overload_name, schema_of
 from monograph.ir.memory import is_view
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, metas, origin, value
 from monograph.layout import Layout

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from torch import fx
 
-from monograph.compat.ops import communicates, has_effect, is_custom, is_random
+from monograph.compat.distributed.ops import communicates
+from monograph.compat.ops import has_effect, is_custom, is_random
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, computes, form, value
 from monograph.ir.ops.fused import left_as_they_are, written_over

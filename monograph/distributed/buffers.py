@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from monograph.capture.distributed.averages import AveragedGradients
-from monograph.capture.distributed.replicas import Replica
+from monograph.compat.autograd import keeps_version
 from monograph.compat.patching import replace_here
+from monograph.distributed.averages import AveragedGradients, Doing, unnoticed
+from monograph.distributed.replicas import Replica
 from monograph.ir.call.tree import flatten, unflatten
 
 _c10d: Any = torch.ops._c10d_functional
@@ -31,8 +32,31 @@ def take_over(buffers: Iterable[torch.Tensor], group: str) -> None:
             first = _c10d.wait_tensor(_c10d.broadcast(flat, 0, group))
             begin = 0
             for item in map(_plain, alike):
-                item.copy_(first[begin : begin + item.numel()].view(item.shape))
+                with keeps_version(item):
+                    item.copy_(first[begin : begin + item.numel()].view(item.shape))
                 begin += item.numel()
+
+
+def take_over_buffers(
+    replicas: Iterable[Replica],
+    seen: Callable[[torch.Tensor], torch.Tensor] = lambda buffer: buffer,
+    doing: Doing = unnoticed,
+) -> None:
+    """A step begins: buffers of modules without a wrapper, as this thread has `seen` them, are those of the first process."""
+    for replica in replicas:
+        if replica.wrapper is None and replica.size > 1:
+            with doing("forward", replica.path):
+                take_over([seen(buffer) for _, buffer in replica.buffers()], replica.group)
+
+
+@contextmanager
+def summed_later(replicas: Iterable[Replica], *, later: bool) -> Iterator[None]:
+    """Inside, with `later`, wrappers only add to gradients."""
+    with ExitStack() as stack:
+        for replica in replicas if later else ():
+            if replica.wrapper is not None:
+                stack.enter_context(replica.wrapper.no_sync())
+        yield
 
 
 def begin_alike(replicas: Iterable[Replica], known: WeakSet[nn.Module]) -> None:

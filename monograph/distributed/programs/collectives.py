@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.compat.ops import communicates, reads_until_awaited, waits
+from monograph.compat.distributed.ops import communicates, reads_until_awaited, waits
 from monograph.ir.meta import computes
 from monograph.ir.program import Program
 
@@ -44,3 +44,9 @@ def calls_in_order(program: Program) -> Iterator[Any]:
             yield from calls_in_order(parts[str(node.target)])
         elif begins_collective(node):
             yield node.target, tuple(item for item in node.args if isinstance(item, (str, int)))
+
+
+def groups_in(program: Program) -> list[str]:
+    """The names of the groups that a step has collectives in, in order."""
+    named = (numbers[-1] for _, numbers in calls_in_order(program))
+    return [name for name in dict.fromkeys(named) if isinstance(name, str)]

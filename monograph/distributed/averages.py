@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from monograph.capture.distributed.replicas import Replica
 from monograph.compat.tensors import changes_of
+from monograph.distributed.replicas import Replica
 from monograph.errors import DistributedError
 from monograph.layout import fills_a_block
 
@@ -18,11 +18,23 @@ _c10d: Any = torch.ops._c10d_functional
 Doing = Callable[[str, str], AbstractContextManager[None]]
 
 
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def unnoticed(_phase: str, _what: str) -> AbstractContextManager[None]:
+    """What surrounds work of which nobody asks where it comes from."""
+    return nullcontext()
+
+
 class AveragedGradients:
     """Averages the gradients that each backward() leaves. `seen(tensor)` is a parameter as this thread sees it."""
 
     def __init__(
-        self, replicas: Sequence[Replica], seen: Callable[[torch.Tensor], torch.Tensor], doing: Doing
+        self,
+        replicas: Sequence[Replica],
+        seen: Callable[[torch.Tensor], torch.Tensor] = _itself,
+        doing: Doing = unnoticed,
     ) -> None:
         self._doing = doing
         self._waiting = {id(replica) for replica in replicas if replica.wrapper is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,10 +17,20 @@ from monograph.compat.distributed.groups import (
     shared_name,
     whole_group,
 )
-from monograph.compat.distributed.wrappers import ignored_by, is_data_parallel, unknown_wishes
+from monograph.compat.distributed.wrappers import (
+    ignored_by,
+    is_data_parallel,
+    syncs_buffers,
+    unknown_wishes,
+)
 from monograph.errors import DistributedError
 from monograph.settings import Settings
 from monograph.state.find import Owned
+
+# what a step reads of wrappers, besides what never changes
+READ_OF_WRAPPERS: Final = frozenset(
+    ("broadcast_buffers", "forward_sync_buffers", "require_forward_param_sync", "require_backward_grad_sync")
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +47,7 @@ class Replica:
     def syncs_buffers(self) -> bool:
         """True if buffers are those of the first process whenever the module runs."""
         return self.wrapper is None or bool(
-            self.wrapper.broadcast_buffers and self.wrapper.require_forward_param_sync
+            syncs_buffers(self.wrapper) and self.wrapper.require_forward_param_sync
         )
 
     @property
