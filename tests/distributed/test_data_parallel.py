@@ -511,6 +511,7 @@ def long() -> list[dict[str, str]]:
     return on_ranks(_run, "long")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", QUICK)
 def test_a_graph_does_as_the_wrapper(case: str, quick: list[dict[str, str]]) -> None:
     wrong = "".join(item[case] for item in quick)
