@@ -11,6 +11,7 @@ from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.distributed.buffers import begin_alike
 from monograph.distributed.replicas import replicas_of
+from monograph.distributed.whole_parameters import check_sharded
 
 
 class Alike(WeakSet[nn.Module]):
@@ -21,5 +22,6 @@ def prepare(request: Request, alike: Alike) -> None:
     """Make the modules of a request ready; those that begin alike now are noted."""
     with handlers_heard(), handlers_held_back():
         initialise_lazy(request)
-    owned = request.owned
-    begin_alike(replicas_of(owned, owned.named_modules(), request.settings), alike)
+    owned, modules = request.owned, request.owned.named_modules()
+    check_sharded(modules)
+    begin_alike(replicas_of(owned, modules, request.settings), alike)

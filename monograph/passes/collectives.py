@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from monograph.distributed.programs.collectives import awaited_by, begins_collective
-from monograph.ir.meta import TensorMeta, computes, form, needed_by, set_origin, set_value, value
+from monograph.ir.meta import TensorMeta, computes, form, set_origin, set_value, value
 from monograph.ir.meta import origin as origin_of
 from monograph.ir.program import Program
 from monograph.layout import contiguous_stride
@@ -33,7 +33,7 @@ def merge_sums(program: Program) -> Program:
         return program
     ready = _Ready(graph)
     begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
-    for bucket in _buckets(begun):
+    for bucket in _buckets(begun, ready):
         present = [found for item in bucket if (found := _sum_in(item.begin)) is not None]
         _begin_early(present, _Ready(graph))
         if len(present) > 1:
@@ -98,6 +98,15 @@ class _Ready:
             )
         return self._known[node]
 
+    @property
+    def end(self) -> int:
+        """The place behind all ops."""
+        return len(self.place)
+
+    def first_read(self, item: _Sum) -> int:
+        """The place of the first op that reads a sum, or shows it."""
+        return min((self.place[reader] for reader in item.wait.users), default=self.end)
+
     def may_move(self, node: fx.Node) -> bool:
         """True for what only prepares what a collective sends."""
         return node.target in _ON_THE_WAY and all(
@@ -105,25 +114,20 @@ class _Ready:
         )
 
 
-def _buckets(begun: Sequence[_Sum]) -> Iterator[list[_Sum]]:
-    """Sums that may be one, in order. One that needs the result of another one comes later."""
+def _buckets(begun: Sequence[_Sum], ready: _Ready) -> Iterator[list[_Sum]]:
+    """Sums that may be one, in order: none is read before what the last of them adds is there."""
     bucket: list[_Sum] = []
     held, limit = 0, FIRST_BYTES
     for item in begun:
         nbytes = item.numel * item.form.dtype.itemsize
         fits = not bucket or (item.kind == bucket[0].kind and held + nbytes <= limit)
-        if not fits or _needs(item, bucket):
+        if not fits or ready.of(item.given) >= min(map(ready.first_read, bucket), default=ready.end):
             yield bucket
             bucket, held, limit = [], 0, BUCKET_BYTES
         bucket.append(item)
         held += nbytes
     if bucket:
         yield bucket
-
-
-def _needs(item: _Sum, bucket: Sequence[_Sum]) -> bool:
-    needed = needed_by([item.begin])
-    return any(other.wait in needed for other in bucket)
 
 
 def _begin_early(bucket: Sequence[_Sum], ready: _Ready) -> None:

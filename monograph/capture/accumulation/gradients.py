@@ -77,14 +77,14 @@ class MicroGradients:
         self._parameters: dict[str, torch.Tensor] = {}
         self._sums: dict[str, torch.Tensor] = {}
         for item in list(self.inputs.items):
-            if item.role is Role.PARAM and item.fake.requires_grad:
-                self._check_hooks(item.path, item.real)
+            if item.role is Role.PARAM and item.shown.requires_grad:
+                self._check_hooks(item.path, item.owner)
                 total = self.inputs.fake_like(item.real)
                 self._parameters[item.path], self._sums[item.path] = item.fake, total
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
         self._left = Untouched(self._parameters)
         self._first = {
-            item.path: (item.fake, changes_of(item.fake))
+            item.path: (item.shown, changes_of(item.shown))
             for item in self.inputs.items
             if item.real is not None and isinstance(item.fake, torch.Tensor)
         }

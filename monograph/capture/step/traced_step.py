@@ -62,6 +62,7 @@ from monograph.compat.traces.tracing import trace, tracing_patches
 from monograph.distributed.averages import AveragedGradients
 from monograph.distributed.buffers import bypass_wrappers, take_over_buffers
 from monograph.distributed.replicas import READ_OF_WRAPPERS, replicas_of
+from monograph.distributed.whole_parameters import WholeParameters
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
 from monograph.ir.port import Role
@@ -107,11 +108,12 @@ class TracedStep:
         self.results = StepResults(inputs, self.side_effects, request.probes, begun.micro)
         held = (owned.owner, *modules.values())
         self.objects = LeftInObjects(numbers, inputs, self._overlay, self.reach, self.side_effects, held)
-        variables = {id(item.fake): item.path for item in inputs.items if item.role is Role.PARAM}
+        variables = {id(item.shown): item.path for item in inputs.items if item.role is Role.PARAM}
         checkpointed = request.settings.checkpointed
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
+        self._recorder.run = WholeParameters(modules, inputs.fake).run
         if begun.micro is not None:
             begun.micro.averaged = self._averaged.averaged_once
         self._threads, self._settings = OtherThreads(), ProcessSettings()

@@ -13,7 +13,9 @@ from torch import nn
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
-from monograph.compat.fakes import bind_fake, is_fake, make_fake, mark_parameter
+from monograph.compat.distributed.tensors import is_sharded, local_of, with_local
+from monograph.compat.fakes import bind_fake, is_fake, make_fake
+from monograph.compat.modules import mark_parameter
 from monograph.compat.tensors import is_transformed, planned_device
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, Spec, TensorKey
@@ -34,11 +36,22 @@ class Input:
     role: Role
     path: str
     source: Source
+    whole: tuple[Any, Any] | None = None  # of a part of a DTensor that, and what stands for it
 
     @property
     def real(self) -> Any:
         """The object that a fixed input is, None for arguments and numbers."""
         return self.source.value if isinstance(self.source, Fixed) else None
+
+    @property
+    def owner(self) -> Any:
+        """The tensor that the user has: the DTensor of a part, or what the input is."""
+        return self.real if self.whole is None else self.whole[0]
+
+    @property
+    def shown(self) -> Any:
+        """What build() finds in the place of that."""
+        return self.fake if self.whole is None else self.whole[1]
 
 
 class ArgumentForm(NamedTuple):
@@ -152,7 +165,9 @@ class Inputs:
         """A state tensor; one that is tied to an earlier slot has its fake already."""
         real = slot.tensor
         self.without_data |= real.is_meta
-        if is_sparse(real):
+        if is_sharded(real):
+            self._add_shard(slot.role, slot.path, real)
+        elif is_sparse(real):
             self._add_parts(slot.role, slot.path, real)
         elif id(real) not in self.by_real:
             counter = slot.role is Role.OPTIM and real.numel() == 1 and real.is_floating_point()
@@ -168,6 +183,20 @@ class Inputs:
         bind_fake(fake, real)
         self.by_real[id(real)] = fake
         return fake
+
+    def _add_shard(self, role: Role, path: str, real: Any) -> None:
+        """The part of a DTensor that this process has is an input; a DTensor around its fake is what the step sees."""
+        if id(real) in self.by_real:
+            return
+        local = local_of(real)
+        self.add(self._fake(local), role, path, Fixed(local))
+        self.by_real[id(real)] = shown = with_local(real, self.by_real[id(local)])
+        if isinstance(real, nn.Parameter):
+            mark_parameter(shown)
+        _hand_attributes_on(real, shown)
+        item = self.items[-1]
+        item.whole = (real, shown)
+        self.by_fake[id(shown)] = item
 
     def _add_parts(self, role: Role, path: str, real: torch.Tensor) -> None:
         """The parts of a sparse tensor of state are inputs; its fake is made of theirs."""
@@ -309,7 +338,7 @@ class Inputs:
     def real_of(self, fake: object) -> torch.Tensor | None:
         """The state or free tensor of a fake; None for arguments and for values of the trace."""
         item = self.by_fake.get(id(fake))
-        return item.real if item is not None else self.free.get(id(fake))
+        return item.owner if item is not None else self.free.get(id(fake))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state tensors by path."""

@@ -1,0 +1,88 @@
+"""Modules see their parameters whole while they run, where processes hold parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.compat.distributed.fully_shard import (
+    ShardedModule,
+    is_sharded_module,
+    put_back_shards,
+    sharded_modules,
+    unknown_wishes,
+    without_hooks,
+)
+from monograph.compat.modules import FLAT_WEIGHTS, mark_parameter, parameters_of, weights_in_order
+from monograph.distributed.gather import gathered
+from monograph.errors import DistributedError
+from monograph.ir.call.tree import flatten, unflatten
+
+
+class WholeParameters:
+    """Runs modules with whole parameters. `seen(tensor)` is a parameter as this thread sees it."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], seen: Callable[[Any], Any]) -> None:
+        self._seen = seen
+        self._of: dict[int, ShardedModule] = {
+            id(item.module): item for item in sharded_modules(iter(modules.values()))
+        }
+
+    def run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module."""
+        if (known := self._of.get(id(module))) is None:
+            return call(module, *args, **kwargs)
+        if known.casts_inputs:
+            args, kwargs = _cast((args, kwargs), known.parameter_type)
+        before: list[tuple[dict[str, Any], str, Any]] = []
+        for item in known.parameters:
+            whole = gathered(self._seen(item.sharded), known.parameter_type, known.gradient_type)
+            mark_parameter(whole)
+            for owner, name in item.places:
+                table = parameters_of(owner)
+                before.append((table, name, table[name]))
+                table[name] = whole  # type: ignore[assignment]
+        before += _with_weights({owner for item in known.parameters for owner, _ in item.places})
+        try:
+            with without_hooks(module, known.hooks):
+                returned = call(module, *args, **kwargs)
+        finally:
+            for table, name, parameter in before:
+                table[name] = parameter
+        return returned if known.output_type is None else _cast(returned, known.output_type)
+
+
+def _with_weights(owners: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Recurrent layers have a list of their weights, too; gives what was there."""
+    for owner in owners:
+        if isinstance(owner, nn.RNNBase):
+            table = vars(owner)
+            yield table, FLAT_WEIGHTS, table[FLAT_WEIGHTS]
+            table[FLAT_WEIGHTS] = weights_in_order(owner, parameters_of(owner))
+
+
+def check_sharded(modules: Mapping[str, nn.Module]) -> None:
+    """Raise DistributedError for a module that `fully_shard` has in a way that no graph knows; all have their shards again."""
+    for path, module in modules.items():
+        if is_sharded_module(module):
+            if wish := unknown_wishes(module):
+                raise DistributedError(
+                    f"{path} is fully_shard()ed {wish}, which a graph does not do", hint="shard it without"
+                )
+            put_back_shards(module)
+
+
+def _cast(item: Any, dtype: torch.dtype | None) -> Any:
+    leaves: list[Any] = []
+    tree = flatten(item, leaves)
+    floating = (leaf.is_floating_point() if isinstance(leaf, torch.Tensor) else False for leaf in leaves)
+    cast = [leaf.to(dtype) if is_one else leaf for leaf, is_one in zip(leaves, floating, strict=True)]
+    return unflatten(tree, iter(cast))
+
+
+def has_sharded(modules: Iterable[nn.Module]) -> bool:
+    """True if `fully_shard` was called on some of them."""
+    return any(map(is_sharded_module, modules))
