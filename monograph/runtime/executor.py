@@ -11,6 +11,7 @@ import torch
 
 from monograph.compat.amp import AUTOCAST_DEVICES, without_autocast
 from monograph.compat.autograd import apply_of
+from monograph.compat.distributed.tensors import part_of
 from monograph.compat.global_state import set_grad_enabled
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.compat.ops import is_custom
@@ -93,7 +94,7 @@ class Executor:
             found = number.container[number.key]
             inputs[position] = found if number.index is None else found[number.index]
         for position, parameter in gradients:
-            inputs[position] = parameter.grad
+            inputs[position] = part_of(parameter.grad)
         return inputs
 
     def release(self) -> None:

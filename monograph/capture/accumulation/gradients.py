@@ -11,6 +11,7 @@ import torch
 
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import parameter_hooks
+from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
 from monograph.compat.tensors import changes_of
 from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
@@ -80,8 +81,11 @@ class MicroGradients:
             if item.role is Role.PARAM and item.shown.requires_grad:
                 self._check_hooks(item.path, item.owner)
                 total = self.inputs.fake_like(item.real)
-                self._parameters[item.path], self._sums[item.path] = item.fake, total
+                owner, shown = item.owner, item.shown
+                self._parameters[item.path] = shown
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
+                whole = with_local(owner, total, requires_grad=False) if is_sharded(owner) else total
+                self._sums[item.path] = whole
         self._left = Untouched(self._parameters)
         self._first = {
             item.path: (item.shown, changes_of(item.shown))
@@ -109,7 +113,7 @@ class MicroGradients:
         for path, parameter in self._parameters.items():
             if parameter.grad is not None:
                 _check_final(path, parameter.grad)
-                self.taken.setdefault(path, []).append(parameter.grad.detach())
+                self.taken.setdefault(path, []).append(part_of(parameter.grad).detach())
             if path in self.taken:
                 parameter.grad = self.averaged(parameter, self._sums[path])
         self._left.note()

@@ -16,6 +16,7 @@ from monograph.capture.optimizers.inputs import OptimizerInputs
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.request import Request
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.distributed.tensors import is_sharded, part_of
 from monograph.compat.fakes import fake_mode, make_fake
 from monograph.errors import AliasError
 from monograph.ir.graph_signature import HeldGradient, Number
@@ -91,10 +92,11 @@ class StepInputs:
                         hint="give each parameter a gradient of its own, or none",
                     )
                 planned = self.inputs.without_data
-                fake = make_fake(self.inputs.mode, parameter.grad.detach(), planned=planned)
-                path = gradient_path(name)
-                self.inputs.add(fake, Role.GRAD, path, HeldGradient(parameter))
-                pairs.append((self.inputs.fake(parameter), fake))
+                part = part_of(parameter.grad).detach()
+                fake = make_fake(self.inputs.mode, part, planned=planned)
+                self.inputs.add(fake, Role.GRAD, gradient_path(name), HeldGradient(parameter))
+                shown = self.inputs.show_around(parameter.grad) if is_sharded(parameter.grad) else fake
+                pairs.append((self.inputs.fake(parameter), shown))
         return pairs
 
     def show(self) -> None:
@@ -109,8 +111,8 @@ class StepInputs:
 
     def update_average(self, average: Average) -> None:
         """As after each step of the optimizers."""
-        weights = list(map(self.inputs.fake, average.weights.values()))
-        parameters = list(map(self.inputs.fake, average.parameters()))
+        weights = [part_of(self.inputs.fake(item)) for item in average.weights.values()]
+        parameters = [part_of(self.inputs.fake(item)) for item in average.parameters()]
         with torch.no_grad():
             torch._foreach_lerp_(weights, parameters, self._average_weights[average.path])
 

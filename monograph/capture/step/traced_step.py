@@ -16,6 +16,7 @@ from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
 from monograph.capture.effects.python_objects.counters import Counters
 from monograph.capture.effects.python_objects.left import LeftInObjects
 from monograph.capture.effects.side_effects import SideEffects
+from monograph.capture.effects.state_outputs import in_parts
 from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.reach.reach import Reach
@@ -234,7 +235,9 @@ class TracedStep:
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
         self.readings.close()
         check_dense(self.side_effects.state_outputs)
-        return outputs + [state_output.value for state_output in self.side_effects.state_outputs]
+        left = self.side_effects.state_outputs
+        left[:] = in_parts(left)
+        return outputs + [state_output.value for state_output in left]
 
     def _show_fakes(self, stack: ExitStack) -> None:
         owned = self.request.owned

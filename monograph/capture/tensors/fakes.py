@@ -190,13 +190,18 @@ class Inputs:
             return
         local = local_of(real)
         self.add(self._fake(local), role, path, Fixed(local))
-        self.by_real[id(real)] = shown = with_local(real, self.by_real[id(local)])
+        self.by_real[id(real)] = shown = self.show_around(real)
         if isinstance(real, nn.Parameter):
             mark_parameter(shown)
         _hand_attributes_on(real, shown)
+
+    def show_around(self, real: Any) -> Any:
+        """What the step sees in place of a DTensor: one around the fake of the last input."""
         item = self.items[-1]
+        shown = with_local(real, item.fake)
         item.whole = (real, shown)
         self.by_fake[id(shown)] = item
+        return shown
 
     def _add_parts(self, role: Role, path: str, real: torch.Tensor) -> None:
         """The parts of a sparse tensor of state are inputs; its fake is made of theirs."""

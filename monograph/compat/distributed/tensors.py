@@ -24,6 +24,11 @@ def local_of(item: Any) -> torch.Tensor:
     return found
 
 
+def part_of(item: Any) -> Any:
+    """Of a DTensor the part that this process holds, anything else as it is."""
+    return local_of(item) if is_sharded(item) else item
+
+
 def with_local(item: Any, local: torch.Tensor, *, requires_grad: bool | None = None) -> Any:
     """A DTensor laid out as another one, with another part.
 
