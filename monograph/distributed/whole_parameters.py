@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,10 +17,14 @@ from monograph.compat.distributed.fully_shard import (
     unknown_wishes,
     without_hooks,
 )
+from monograph.compat.modes import current_tracer
 from monograph.compat.modules import FLAT_WEIGHTS, mark_parameter, parameters_of, weights_in_order
 from monograph.distributed.gather import gathered
+from monograph.distributed.programs.begun import GATHER
+from monograph.distributed.programs.gather_again import AGAIN
 from monograph.errors import DistributedError
 from monograph.ir.call.tree import flatten, unflatten
+from monograph.ir.meta import add_label
 
 
 class WholeParameters:
@@ -37,6 +42,7 @@ class WholeParameters:
             return call(module, *args, **kwargs)
         if known.casts_inputs:
             args, kwargs = _cast((args, kwargs), known.parameter_type)
+        begun = len(nodes := current_tracer().graph.nodes)
         before: list[tuple[dict[str, Any], str, Any]] = []
         for item in known.parameters:
             whole = gathered(self._seen(item.sharded), known.parameter_type, known.gradient_type)
@@ -45,6 +51,10 @@ class WholeParameters:
                 table = parameters_of(owner)
                 before.append((table, name, table[name]))
                 table[name] = whole  # type: ignore[assignment]
+        if known.gathers_again:
+            for node in islice(nodes, begun, None):
+                if node.target is GATHER:
+                    add_label(node, AGAIN)
         before += _with_weights({owner for item in known.parameters for owner, _ in item.places})
         try:
             with without_hooks(module, known.hooks):

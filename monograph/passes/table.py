@@ -12,7 +12,7 @@ from enum import StrEnum
 from monograph.passes.add_to_output import add_to_output
 from monograph.passes.canonicalise import canonicalise
 from monograph.passes.cast_scale import cast_scale
-from monograph.passes.collectives import merge_sums
+from monograph.passes.collectives import merge_collectives
 from monograph.passes.cse import cse
 from monograph.passes.dce import dce
 from monograph.passes.fold_constants import fold_constants
@@ -115,8 +115,8 @@ PASSES: tuple[Row, ...] = (
         switch="detect_nonfinite",
     ),
     Row(
-        OfCollectives(merge_sums, communicates=True),
-        "adds over processes in few collectives, each of which begins as soon as it can",
+        OfCollectives(merge_collectives, communicates=True),
+        "merges what is sent between processes, and lets it begin as soon as it can",
         Runs.TOGETHER,
     ),
     Row(schedule_updates, "runs each update as soon as its gradient is there", Runs.COMPILED),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import monograph as mg
+from monograph.distributed.programs.collectives import begins_collective, calls_in_order
 from tests.distributed.ranks import on_ranks
 from tests.distributed.training import Case, collected, compare, local
 from tests.support import assert_same
@@ -155,6 +157,31 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "RAdam": torch.optim.RAdam,
     "ASGD": torch.optim.ASGD,
 }
+
+
+def few_collectives(rank: int) -> None:
+    """Parts are gathered together, again for backward where others come between, and all gradients reduced together."""
+    sides = Sides(rank, adamw)
+    graph = NetStep(sides)
+    graph(sides.batch())
+    program = graph.builds[0].program
+    assert [str(op).split(".")[1] for op, _ in calls_in_order(program)] == [
+        *["all_gather_into_tensor"] * 4,
+        "reduce_scatter_tensor",
+    ]
+    phases = [node.meta["origin"].phase for node in program.ops() if begins_collective(node)]
+    assert phases == ["forward"] * 3 + ["backward"] * 2
+    gathers = [node for node in program.ops() if "all_gather" in str(node.target)]
+    order = list(program.graph.nodes)
+    for before, after in pairwise(gathers[:3]):
+        (wait,) = before.users
+        assert order.index(after) < order.index(wait)  # it is on its way while others are computed with
+    kept = NetStep(Sides(rank, adamw, reshard_after_forward=False))
+    kept(sides.batch())
+    assert [str(op).split(".")[1] for op, _ in calls_in_order(kept.builds[0].program)] == [
+        *["all_gather_into_tensor"] * 3,
+        "reduce_scatter_tensor",
+    ]
 
 
 def accumulated(rank: int) -> None:
@@ -358,6 +385,7 @@ QUICK: dict[str, Case] = {
         case.__name__: case
         for case in (
             *(
+                few_collectives,
                 accumulated,
                 scaled,
                 averaged,

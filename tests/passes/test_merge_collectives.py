@@ -13,7 +13,7 @@ from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.passes import collectives
-from monograph.passes.collectives import merge_sums
+from monograph.passes.collectives import merge_collectives
 from monograph.plan.check import check_plan
 from monograph.plan.plan import make_plan
 from monograph.user_code.lines import Origin
@@ -53,8 +53,8 @@ class Steps:
 
 
 def merged(program: Program) -> Program:
-    made = merge_sums(program)
-    verify(made, after="merge_sums")
+    made = merge_collectives(program)
+    verify(made, after="merge_collectives")
     check_plan(make_plan(made))
     return made
 
@@ -64,7 +64,7 @@ def test_sums_of_one_kind_are_one() -> None:
     made = merged(program)
     assert len(list(calls_in_order(program))) == 4
     assert len(list(calls_in_order(made))) == 1
-    assert merge_sums(made).text == made.text
+    assert merge_collectives(made).text == made.text
 
 
 def test_sums_of_other_types_or_groups_are_apart() -> None:
@@ -74,7 +74,6 @@ def test_sums_of_other_types_or_groups_are_apart() -> None:
     kinds = [(item.meta["value"].dtype, item.args[2]) for item in made.graph.nodes if begins_collective(item)]
     assert sorted(kinds, key=str) == [
         (torch.bfloat16, "monograph/dp"),
-        (torch.float32, "monograph/dp"),
         (torch.float32, "monograph/dp"),
         (torch.float32, "monograph/tp"),
     ]
