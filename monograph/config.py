@@ -21,6 +21,7 @@ from monograph.settings import (
     DynamicSize,
     MemoryBudget,
     Settings,
+    Zero,
     is_compiled,
     pass_name,
 )
@@ -106,6 +107,25 @@ class GraphConfig:
             )
         on = _switch(mode)
         self.settings = replace(self.settings, data_parallel=DataParallel(mesh) if on else None)
+
+    def enable_zero(self, mode: bool = True, *, stage: int = 3, shard_min_size: int = 1024) -> None:
+        """Let each process keep a part of every parameter, with its gradient and the state of its optimizer: ZeRO 3.
+
+        As enable_data_parallel(), each call is one's own batch; modules see their parameters whole while they run. From the first
+        build on the parameters are DTensors; those with fewer than `shard_min_size` elements stay whole. Raises ConfigError for
+        stages 1 and 2, and DistributedError when the graph is built in a single process.
+        """
+        if stage != 3:
+            raise ConfigError(
+                f"enable_zero(stage={stage!r}): there is stage 3",
+                hint="enable_zero(stage=3), or enable_data_parallel() for parameters that stay whole",
+            )
+        if type(shard_min_size) is not int or shard_min_size < 0:
+            raise ConfigError(
+                f"enable_zero(shard_min_size={shard_min_size!r}): a number of elements is needed",
+                hint="pass an int from 0 on",
+            )
+        self.settings = replace(self.settings, zero=Zero(stage, shard_min_size) if _switch(mode) else None)
 
     def enable_pass(self, name: str, mode: bool = True) -> None:
         """Switch a pass on or off, whatever the backend does by itself; docs/passes.md lists them."""

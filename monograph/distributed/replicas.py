@@ -17,6 +17,7 @@ from monograph.compat.distributed.groups import (
     shared_name,
     whole_group,
 )
+from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.distributed.wrappers import (
     ignored_by,
     is_data_parallel,
@@ -24,7 +25,7 @@ from monograph.compat.distributed.wrappers import (
     unknown_wishes,
 )
 from monograph.errors import DistributedError
-from monograph.settings import Settings
+from monograph.settings import DataParallel, Settings
 from monograph.state.find import Owned
 
 # what a step reads of wrappers, besides what never changes
@@ -58,7 +59,8 @@ class Replica:
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters whose gradients are averaged, by their paths in the graph."""
-        return (item for item in self._own(self.module.named_parameters()) if item[1].requires_grad)
+        own = self._own(self.module.named_parameters())
+        return (item for item in own if item[1].requires_grad and not is_sharded(item[1]))
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The buffers that are those of the first process."""
@@ -73,12 +75,15 @@ class Replica:
 def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settings) -> tuple[Replica, ...]:
     """Those that are wrapped, and with `enable_data_parallel()` all modules of the graph that are not."""
     wrapped = {path: module for path, module in modules.items() if is_data_parallel(module)}
-    if not (wrapped or settings.data_parallel):
+    whole = settings.data_parallel
+    if whole is None and settings.zero is not None:
+        whole = DataParallel()
+    if not (wrapped or whole):
         return ()
     import_fake_collectives()
     found = [_of_wrapper(path, module) for path, module in wrapped.items()]
-    if settings.data_parallel is not None:
-        if num_processes() == 1 and settings.data_parallel.mesh is None:
+    if whole is not None:
+        if num_processes() == 1 and whole.mesh is None:
             raise DistributedError(
                 "enable_data_parallel() in a single process",
                 hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
@@ -88,7 +93,7 @@ def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
                 f"enable_data_parallel() with {next(iter(wrapped))}, which DistributedDataParallel wraps",
                 hint="use one of the two",
             )
-        mesh = settings.data_parallel.mesh
+        mesh = whole.mesh
         group = shared_name(whole_group() if mesh is None else mesh.get_group(0))
         size = group_size(group)
         found += [Replica(path, module, group, size) for path, module in owned.modules.items()]

@@ -11,6 +11,7 @@ from torch import nn
 
 from monograph.compat.distributed.fully_shard import (
     ShardedModule,
+    ShardedParameter,
     is_sharded_module,
     put_back_shards,
     sharded_modules,
@@ -22,6 +23,7 @@ from monograph.compat.modules import FLAT_WEIGHTS, mark_parameter, parameters_of
 from monograph.distributed.gather import gathered
 from monograph.distributed.programs.begun import GATHER
 from monograph.distributed.programs.gather_again import AGAIN
+from monograph.distributed.zero import is_of_zero
 from monograph.errors import DistributedError
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.meta import add_label
@@ -32,12 +34,24 @@ class WholeParameters:
 
     def __init__(self, modules: Mapping[str, nn.Module], seen: Callable[[Any], Any]) -> None:
         self._seen = seen
-        self._of: dict[int, ShardedModule] = {
-            id(item.module): item for item in sharded_modules(iter(modules.values()))
-        }
+        found = [*sharded_modules(iter(modules.values())), *_of_zero(modules.values())]
+        self._of: dict[int, ShardedModule] = {id(item.module): item for item in found}
+        self._known: dict[
+            int, torch.Tensor
+        ] = {}  # whole parameters of modules that run, by id of their shards
+        self._depth = 0
 
     def run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module."""
+        self._depth += 1
+        try:
+            return self._run(call, module, args, kwargs)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._known.clear()
+
+    def _run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if (known := self._of.get(id(module))) is None:
             return call(module, *args, **kwargs)
         if known.casts_inputs:
@@ -45,8 +59,12 @@ class WholeParameters:
         begun = len(nodes := current_tracer().graph.nodes)
         before: list[tuple[dict[str, Any], str, Any]] = []
         for item in known.parameters:
-            whole = gathered(self._seen(item.sharded), known.parameter_type, known.gradient_type)
-            mark_parameter(whole)
+            whole = self._known.get(id(item.sharded))
+            if whole is None:
+                whole = gathered(self._seen(item.sharded), known.parameter_type, known.gradient_type)
+                mark_parameter(whole)
+            if known.shares:
+                self._known[id(item.sharded)] = whole
             for owner, name in item.places:
                 table = parameters_of(owner)
                 before.append((table, name, table[name]))
@@ -63,6 +81,15 @@ class WholeParameters:
             for table, name, parameter in before:
                 table[name] = parameter
         return returned if known.output_type is None else _cast(returned, known.output_type)
+
+
+def _of_zero(modules: Iterable[nn.Module]) -> Iterator[ShardedModule]:
+    """Modules with parameters that a graph has laid out itself; one that several have is gathered once."""
+    for module in modules:
+        own = [(name, item) for name, item in parameters_of(module).items() if is_of_zero(item)]
+        if own and not is_sharded_module(module):
+            parameters = tuple(ShardedParameter(item, ((module, name),)) for name, item in own)
+            yield ShardedModule(module, parameters, gathers_again=True, shares=True)
 
 
 def _with_weights(owners: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str, Any]]:

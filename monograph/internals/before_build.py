@@ -12,6 +12,7 @@ from monograph.capture.step.request import Request
 from monograph.distributed.buffers import begin_alike
 from monograph.distributed.replicas import replicas_of
 from monograph.distributed.whole_parameters import check_sharded
+from monograph.distributed.zero import shard_parameters
 
 
 class Alike(WeakSet[nn.Module]):
@@ -25,3 +26,4 @@ def prepare(request: Request, alike: Alike) -> None:
     owned, modules = request.owned, request.owned.named_modules()
     check_sharded(modules)
     begin_alike(replicas_of(owned, modules, request.settings), alike)
+    shard_parameters(owned, request.settings)

@@ -22,7 +22,6 @@ class ShardedParameter:
 
     sharded: Any
     places: tuple[tuple[nn.Module, str], ...]
-    group_dims: tuple[int, ...]  # of its mesh, whose processes train on other batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +30,13 @@ class ShardedModule:
 
     module: nn.Module
     parameters: tuple[ShardedParameter, ...]
-    parameter_type: torch.dtype | None
-    gradient_type: torch.dtype | None
-    output_type: torch.dtype | None
-    casts_inputs: bool
-    gathers_again: bool  # for backward
-    hooks: tuple[int, ...]  # the numbers of those before and after its forward
+    parameter_type: torch.dtype | None = None
+    gradient_type: torch.dtype | None = None
+    output_type: torch.dtype | None = None
+    casts_inputs: bool = False
+    gathers_again: bool = False  # for backward
+    hooks: tuple[int, ...] = ()  # the numbers of those before and after its forward
+    shares: bool = False  # what is whole for it is whole for all that run inside of one call
 
 
 def sharded_modules(modules: Iterator[nn.Module]) -> Iterator[ShardedModule]:
@@ -106,9 +106,7 @@ def _described(module: nn.Module, state: Any) -> ShardedModule:
 def _parameter(item: Any) -> ShardedParameter:
     info = item._module_info
     places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
-    return ShardedParameter(
-        item.sharded_param, tuple(places), tuple(range(item.sharded_param.device_mesh.ndim))
-    )
+    return ShardedParameter(item.sharded_param, tuple(places))
 
 
 @contextmanager

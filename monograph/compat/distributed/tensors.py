@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -37,3 +38,24 @@ def with_local(item: Any, local: torch.Tensor, *, requires_grad: bool | None = N
     wanted = item.requires_grad if requires_grad is None else requires_grad
     with torch.no_grad():
         return type(item)(local, item._spec, requires_grad=wanted)
+
+
+def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
+    """A DTensor over a mesh of one dimension with memory of its own, of a tensor that all its processes have.
+
+    With `is_split` each has some of its rows, else all of them. No process asks another one.
+    """
+    tensors = importlib.import_module("torch.distributed.tensor")
+    placement = tensors.Shard(0) if is_split else tensors.Replicate()
+    local = whole
+    if is_split:
+        rows, count, place = whole.shape[0], mesh.size(), mesh.get_local_rank()
+        share = -(-rows // count)
+        begin = min(rows, share * place)
+        local = whole[begin : min(rows, begin + share)]
+    local = local.clone(memory_format=torch.contiguous_format)
+    shape, stride = (
+        whole.shape,
+        torch.empty_like(whole, device="meta", memory_format=torch.contiguous_format).stride(),
+    )
+    return tensors.DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=stride)
