@@ -108,17 +108,16 @@ class GraphConfig:
         on = _switch(mode)
         self.settings = replace(self.settings, data_parallel=DataParallel(mesh) if on else None)
 
-    def enable_zero(self, mode: bool = True, *, stage: int = 3, shard_min_size: int = 1024) -> None:
-        """Let each process keep a part of every parameter, with its gradient and the state of its optimizer: ZeRO 3.
+    def enable_zero(self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024) -> None:
+        """Let each process keep a part of the state of optimizers (1), of gradients too (2), and of parameters (3).
 
-        As enable_data_parallel(), each call is one's own batch; modules see their parameters whole while they run. From the first
-        build on the parameters are DTensors; those with fewer than `shard_min_size` elements stay whole. Raises ConfigError for
-        stages 1 and 2, and DistributedError when the graph is built in a single process.
+        As enable_data_parallel(), each call is one's own batch. At stages 1 and 2 parameters stay whole, and each process updates
+        its part of them; at stage 3 they are DTensors from the first build on, and modules see them whole while they run. What has
+        fewer than `shard_min_size` elements stays whole. Raises DistributedError when the graph is built in a single process.
         """
-        if stage != 3:
+        if stage not in (1, 2, 3):
             raise ConfigError(
-                f"enable_zero(stage={stage!r}): there is stage 3",
-                hint="enable_zero(stage=3), or enable_data_parallel() for parameters that stay whole",
+                f"enable_zero(stage={stage!r}): there are stages 1, 2 and 3", hint="enable_zero(stage=2)"
             )
         if type(shard_min_size) is not int or shard_min_size < 0:
             raise ConfigError(

@@ -22,8 +22,28 @@ def gathered(
     Backward takes the mean of their gradients, and leaves each its part. Values are gathered as `dtype`, gradients reduced as
     `gradient_type`.
     """
-    made: torch.Tensor = _Gathered.apply(sharded, dtype, gradient_type)  # type: ignore[no-untyped-call]
+    apply: Any = _Gathered.apply
+    made: torch.Tensor = apply(sharded, dtype, gradient_type)
     return made
+
+
+def kept_whole(part: Any, whole: torch.Tensor) -> torch.Tensor:
+    """A parameter that all have whole, of which `part` is what this process updates: as that which is gathered."""
+    apply: Any = _Kept.apply
+    made: torch.Tensor = apply(part, whole)
+    return made
+
+
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Any, whole: torch.Tensor) -> torch.Tensor:
+        ctx.part = part
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        part = mean_part(gradient, ctx.part)
+        return with_local(ctx.part, part, requires_grad=False), None
 
 
 class _Gathered(torch.autograd.Function):

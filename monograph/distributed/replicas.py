@@ -43,6 +43,7 @@ class Replica:
     group: str
     size: int
     wrapper: DistributedDataParallel | None = None
+    averages: bool = True  # gradients, which are in parts otherwise
 
     @property
     def syncs_buffers(self) -> bool:
@@ -59,7 +60,7 @@ class Replica:
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters whose gradients are averaged, by their paths in the graph."""
-        own = self._own(self.module.named_parameters())
+        own = self._own(self.module.named_parameters()) if self.averages else iter(())
         return (item for item in own if item[1].requires_grad and not is_sharded(item[1]))
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -96,7 +97,10 @@ def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
         mesh = whole.mesh
         group = shared_name(whole_group() if mesh is None else mesh.get_group(0))
         size = group_size(group)
-        found += [Replica(path, module, group, size) for path, module in owned.modules.items()]
+        found += [
+            Replica(path, module, group, size, averages=settings.zero is None)
+            for path, module in owned.modules.items()
+        ]
     return tuple(found)
 
 

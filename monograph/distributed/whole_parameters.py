@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from monograph.compat.distributed.fully_shard import (
 )
 from monograph.compat.modes import current_tracer
 from monograph.compat.modules import FLAT_WEIGHTS, mark_parameter, parameters_of, weights_in_order
-from monograph.distributed.gather import gathered
-from monograph.distributed.programs.begun import GATHER
+from monograph.distributed.gather import gathered, kept_whole
+from monograph.distributed.programs.begun import GATHER, TOGETHER
 from monograph.distributed.programs.gather_again import AGAIN
 from monograph.distributed.zero import is_of_zero
 from monograph.errors import DistributedError
@@ -32,9 +33,15 @@ from monograph.ir.meta import add_label
 class WholeParameters:
     """Runs modules with whole parameters. `seen(tensor)` is a parameter as this thread sees it."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], seen: Callable[[Any], Any]) -> None:
-        self._seen = seen
-        found = [*sharded_modules(iter(modules.values())), *_of_zero(modules.values())]
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        seen: Callable[[Any], Any],
+        kept: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """`kept` has by id of a parameter the whole of it, where that is there already."""
+        self._seen, self._kept = seen, kept
+        found = [*sharded_modules(iter(modules.values())), *_of_zero(modules.values(), kept)]
         self._of: dict[int, ShardedModule] = {id(item.module): item for item in found}
         self._known: dict[
             int, torch.Tensor
@@ -51,6 +58,12 @@ class WholeParameters:
             if not self._depth:
                 self._known.clear()
 
+    def _whole(self, known: ShardedModule, parameter: Any) -> torch.Tensor:
+        shown = self._seen(parameter)
+        if id(parameter) in self._kept:
+            return kept_whole(shown, self._kept[id(parameter)].detach())
+        return gathered(shown, known.parameter_type, known.gradient_type)
+
     def _run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if (known := self._of.get(id(module))) is None:
             return call(module, *args, **kwargs)
@@ -61,7 +74,7 @@ class WholeParameters:
         for item in known.parameters:
             whole = self._known.get(id(item.sharded))
             if whole is None:
-                whole = gathered(self._seen(item.sharded), known.parameter_type, known.gradient_type)
+                whole = self._whole(known, item.sharded)
                 mark_parameter(whole)
             if known.shares:
                 self._known[id(item.sharded)] = whole
@@ -71,8 +84,8 @@ class WholeParameters:
                 table[name] = whole  # type: ignore[assignment]
         if known.gathers_again:
             for node in islice(nodes, begun, None):
-                if node.target is GATHER:
-                    add_label(node, AGAIN)
+                for label in (AGAIN, TOGETHER)[: 1 + known.shares] if node.target is GATHER else ():
+                    add_label(node, label)
         before += _with_weights({owner for item in known.parameters for owner, _ in item.places})
         try:
             with without_hooks(module, known.hooks):
@@ -83,10 +96,11 @@ class WholeParameters:
         return returned if known.output_type is None else _cast(returned, known.output_type)
 
 
-def _of_zero(modules: Iterable[nn.Module]) -> Iterator[ShardedModule]:
+def _of_zero(modules: Iterable[nn.Module], kept: Container[int]) -> Iterator[ShardedModule]:
     """Modules with parameters that a graph has laid out itself; one that several have is gathered once."""
     for module in modules:
-        own = [(name, item) for name, item in parameters_of(module).items() if is_of_zero(item)]
+        table = parameters_of(module).items()
+        own = [(name, item) for name, item in table if is_of_zero(item) or id(item) in kept]
         if own and not is_sharded_module(module):
             parameters = tuple(ShardedParameter(item, ((module, name),)) for name, item in own)
             yield ShardedModule(module, parameters, gathers_again=True, shares=True)

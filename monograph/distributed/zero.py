@@ -12,7 +12,7 @@ from monograph.compat.distributed.groups import mesh_of_all, num_processes
 from monograph.compat.distributed.tensors import is_sharded, part_laid_out
 from monograph.compat.modules import parameters_of
 from monograph.errors import DistributedError
-from monograph.settings import Settings
+from monograph.settings import Settings, Zero
 from monograph.state.find import Owned
 
 ZERO_DIM: Final = "zero"  # the name of the dimension of a mesh over which a graph itself lays parameters out
@@ -24,7 +24,7 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
     The copies have to be alike. What has fewer elements than the settings say stays whole.
     """
     zero = settings.zero
-    if zero is None:
+    if zero is None or zero.stage < 3:
         return
     if num_processes() == 1:
         raise DistributedError(
@@ -38,9 +38,8 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
     mesh = mesh_of_all(plain[0][2].device.type, ZERO_DIM)
 
     def part(tensor: torch.Tensor) -> Any:
-        return part_laid_out(
-            tensor.detach(), mesh, is_split=tensor.numel() >= zero.shard_min_size and tensor.dim() > 0
-        )
+        made = part_laid_out(tensor.detach(), mesh, is_split=_is_split(tensor, zero))
+        return made.clone(memory_format=torch.contiguous_format)
 
     for module, name, parameter in plain:
         if id(parameter) not in made:
@@ -51,6 +50,25 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
         average.weights.update(
             {name: part(item) for name, item in average.weights.items() if not is_sharded(item)}
         )
+
+
+def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
+    """By id of each parameter that stays whole the part of it that this process updates: ZeRO 1 and 2."""
+    zero = settings.zero
+    if zero is None or zero.stage == 3 or num_processes() == 1:
+        return {}
+    found: dict[int, Any] = {}
+    for _, _, parameter in _places(owned):
+        if not is_sharded(parameter) and id(parameter) not in found:
+            mesh = mesh_of_all(parameter.device.type, ZERO_DIM)
+            found[id(parameter)] = part_laid_out(
+                parameter.detach(), mesh, is_split=_is_split(parameter, zero)
+            )
+    return found
+
+
+def _is_split(tensor: torch.Tensor, zero: Zero) -> bool:
+    return tensor.numel() >= zero.shard_min_size and tensor.dim() > 0
 
 
 def _places(owned: Owned) -> Iterator[tuple[nn.Module, str, Any]]:

@@ -8,10 +8,10 @@ from typing import Final
 
 from torch import fx
 
-from monograph.distributed.programs.begun import GATHER, Begun, Ready, begun_by, wait_late
+from monograph.distributed.programs.begun import GATHER, TOGETHER, Begun, Ready, begun_by, wait_late
 from monograph.distributed.programs.gather_again import gather_again
 from monograph.distributed.programs.merge import merge
-from monograph.ir.meta import computes, origin
+from monograph.ir.meta import computes, labels, origin
 from monograph.ir.program import Program
 
 FIRST_BYTES: Final = 1 << 20  # of the first bucket, so that something is on its way early
@@ -95,16 +95,26 @@ def _merge_gathers(graph: fx.Graph) -> None:
     bucket: list[Begun] = []
     for item in [*_begun_in(graph, gathers=True), None]:
         joins = item is not None and bucket and item.kind == bucket[0].kind
-        if joins and item is not None and ready.place[item.begin] < min(map(ready.first_read, bucket)):
+        if joins and item is not None and _may_join(item, bucket, ready):
             bucket.append(item)
             continue
         if len(bucket) > 1:
             begun = [each.begin for each in bucket]
-            for node in (*Ready(graph).sent_by(*begun), *begun[1:]):
-                bucket[-1].begin.prepend(node) if node is not bucket[-1].begin else None
-            bucket[-1].begin.prepend(begun[0])
+            early = all(ready.of(each) < 0 for node in begun for each in node.all_input_nodes)
+            there = begun[0] if early else begun[-1]
+            for node in (*Ready(graph).sent_by(*begun), *begun):
+                if node is not there:
+                    there.prepend(node)
             merge(graph, bucket)
         bucket = [] if item is None else [item]
+
+
+def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready) -> bool:
+    """True for a gather that nothing reads what is gathered before, and for a small one of state that may begin earlier."""
+    if ready.place[item.begin] < min(map(ready.first_read, bucket)):
+        return True
+    held = sum(map(_nbytes, bucket))
+    return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held + _nbytes(item) <= FIRST_BYTES
 
 
 def _gather_ahead(graph: fx.Graph) -> None:

@@ -80,11 +80,11 @@ class MicroGradients:
         for item in list(self.inputs.items):
             if item.role is Role.PARAM and item.shown.requires_grad:
                 self._check_hooks(item.path, item.owner)
-                total = self.inputs.fake_like(item.real)
-                owner, shown = item.owner, item.shown
-                self._parameters[item.path] = shown
+                like = item.owner if item.part is None else item.part
+                total = self.inputs.fake_like(part_of(like))
+                self._parameters[item.path] = item.shown
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
-                whole = with_local(owner, total, requires_grad=False) if is_sharded(owner) else total
+                whole = with_local(like, total, requires_grad=False) if is_sharded(like) else total
                 self._sums[item.path] = whole
         self._left = Untouched(self._parameters)
         self._first = {

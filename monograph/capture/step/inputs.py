@@ -16,8 +16,11 @@ from monograph.capture.optimizers.inputs import OptimizerInputs
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.request import Request
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.distributed.tensors import is_sharded, part_of
+from monograph.compat.distributed.tensors import is_sharded, local_of, part_of, put_local, rows_here
 from monograph.compat.fakes import fake_mode, make_fake
+from monograph.compat.tensors import changes_of
+from monograph.distributed.gather import whole_of
+from monograph.distributed.zero import parts_of_whole
 from monograph.errors import AliasError
 from monograph.ir.graph_signature import HeldGradient, Number
 from monograph.ir.port import Role, gradient_path
@@ -50,10 +53,12 @@ class StepInputs:
         self.inputs = Inputs(fake_mode(), with_values, still)
         numbers.put(self.inputs, overlay)
         self.names = tensor_paths(modules)
-        owned = request.owned
-        _enter(overlay, modules.values(), owned.scaler)
+        _enter(overlay, modules.values(), request.owned.scaler)
         self.slots = list(module_slots(modules, overlay.of))
         self._add_state(self.slots)
+        parts = parts_of_whole(owned, request.settings) if (owned := request.owned).optimizers else {}
+        for item in [item for item in self.inputs.items if id(item.real) in parts]:
+            self.inputs.show_part(item, parts[id(item.real)])
         self.optimizers = OptimizerInputs(self.inputs, self.names, declared, known_counters)
         for registered in owned.optimizers:
             self.optimizers.add(registered)
@@ -109,10 +114,26 @@ class StepInputs:
         for parameter, gradient in self._held_gradients:
             parameter.grad = gradient
 
+    def begin_parts(self) -> None:
+        """The trace begins: what this process updates of parameters are views of these."""
+        for item in self.inputs.parts():
+            whole = item.fake.detach()
+            if item.part.placements[0].is_shard():
+                begin, end = rows_here(int(whole.shape[0]), item.part.device_mesh)
+                whole = whole[begin:end]
+            put_local(item.shown, whole)
+
+    def end_parts(self) -> None:
+        """The updates are done: each process gets what the others have updated."""
+        with torch.no_grad():
+            for item in self.inputs.parts():
+                if item.part.placements[0].is_shard() and changes_of(item.shown):
+                    item.fake.detach().copy_(whole_of(local_of(item.shown).clone(), item.part))
+
     def update_average(self, average: Average) -> None:
         """As after each step of the optimizers."""
         weights = [part_of(self.inputs.fake(item)) for item in average.weights.values()]
-        parameters = [part_of(self.inputs.fake(item)) for item in average.parameters()]
+        parameters = list(map(self.inputs.port, average.parameters()))
         with torch.no_grad():
             torch._foreach_lerp_(weights, parameters, self._average_weights[average.path])
 

@@ -114,7 +114,8 @@ class TracedStep:
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
-        self._recorder.run = WholeParameters(modules, inputs.fake).run
+        kept = {id(item.real): item.fake for item in inputs.parts()}
+        self._recorder.run = WholeParameters(modules, inputs.fake, kept).run
         if begun.micro is not None:
             begun.micro.averaged = self._averaged.averaged_once
         self._threads, self._settings = OtherThreads(), ProcessSettings()
@@ -218,6 +219,7 @@ class TracedStep:
         self._recorder.attach(tracer)
         self.readings.tracer = tracer
         record_generators(tracer)
+        self._begun.begin_parts()
         self._begun.show_gradients()
         with ExitStack() as stack:
             self._show_fakes(stack)
@@ -313,6 +315,8 @@ class TracedStep:
         self.optimizers.step_automatic()
         self._rules.end()
         self._settings.check()
+        with self._recorder.phase("update"):
+            self._begun.end_parts()
         for average in self.request.owned.averages:
             with self._recorder.phase("average", average.path):
                 self._begun.update_average(average)

@@ -13,7 +13,7 @@ from torch import nn
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
-from monograph.compat.distributed.tensors import is_sharded, local_of, with_local
+from monograph.compat.distributed.tensors import is_sharded, local_of, part_of, with_local
 from monograph.compat.fakes import bind_fake, is_fake, make_fake
 from monograph.compat.modules import mark_parameter
 from monograph.compat.tensors import is_transformed, planned_device
@@ -37,6 +37,7 @@ class Input:
     path: str
     source: Source
     whole: tuple[Any, Any] | None = None  # of a part of a DTensor that, and what stands for it
+    part: Any = None  # the DTensor of what this process updates of a parameter that is whole
 
     @property
     def real(self) -> Any:
@@ -194,6 +195,28 @@ class Inputs:
         if isinstance(real, nn.Parameter):
             mark_parameter(shown)
         _hand_attributes_on(real, shown)
+
+    def show_part(self, item: Input, part: Any) -> None:
+        """Let the step see a DTensor of what this process updates in the place of a parameter that is an input."""
+        local = local_of(part)
+        with self.mode:
+            fake = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
+        item.part, real = part, item.real
+        shown = with_local(part, fake, requires_grad=real.requires_grad)
+        item.whole = (real, shown)
+        mark_parameter(shown)
+        _hand_attributes_on(real, shown)
+        self.by_real[id(real)], self.by_fake[id(shown)] = shown, item
+
+    def port(self, real: torch.Tensor) -> Any:
+        """The input that a tensor of state is: its own, or that of its part."""
+        shown = self.fake(real)
+        item = self.by_fake.get(id(shown))
+        return part_of(shown) if item is None else item.fake
+
+    def parts(self) -> list[Input]:
+        """The parameters that are whole, and of which this process updates a part."""
+        return [item for item in self.items if item.part is not None]
 
     def show_around(self, real: Any) -> Any:
         """What the step sees in place of a DTensor: one around the fake of the last input."""

@@ -40,8 +40,20 @@ def with_local(item: Any, local: torch.Tensor, *, requires_grad: bool | None = N
         return type(item)(local, item._spec, requires_grad=wanted)
 
 
+def rows_here(rows: int, mesh: Any) -> tuple[int, int]:
+    """The first of so many rows that this process of a mesh of one dimension has, and the first that it has not."""
+    share = -(-rows // mesh.size())
+    begin = min(rows, share * mesh.get_local_rank())
+    return begin, min(rows, begin + share)
+
+
+def put_local(item: Any, local: torch.Tensor) -> None:
+    """Let a DTensor have another part. What: the field that holds it. Degraded path: none."""
+    item._local_tensor = local
+
+
 def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
-    """A DTensor over a mesh of one dimension with memory of its own, of a tensor that all its processes have.
+    """A DTensor over a mesh of one dimension, of a tensor that all its processes have: a view of that.
 
     With `is_split` each has some of its rows, else all of them. No process asks another one.
     """
@@ -49,11 +61,8 @@ def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
     placement = tensors.Shard(0) if is_split else tensors.Replicate()
     local = whole
     if is_split:
-        rows, count, place = whole.shape[0], mesh.size(), mesh.get_local_rank()
-        share = -(-rows // count)
-        begin = min(rows, share * place)
-        local = whole[begin : min(rows, begin + share)]
-    local = local.clone(memory_format=torch.contiguous_format)
+        begin, end = rows_here(whole.shape[0], mesh)
+        local = whole[begin:end]
     shape, stride = (
         whole.shape,
         torch.empty_like(whole, device="meta", memory_format=torch.contiguous_format).stride(),

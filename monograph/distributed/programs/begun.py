@@ -43,6 +43,11 @@ _ON_THE_WAY: Final = VIEWS | {
 }
 
 
+TOGETHER: Final = (
+    "gathered with what comes next"  # the label of a gather that may begin earlier than it stands
+)
+
+
 @dataclass(frozen=True)
 class Begun:
     """A collective, the only op that waits for it, and what it sends: `scale` times `given`, or that itself."""
@@ -162,7 +167,7 @@ def unpacks(node: fx.Node) -> bool:
     """True for an op that only shows what came in another form, copies it, or makes a mean of a sum."""
     if node.target in (_aten.div.Tensor, _aten.mul.Tensor):
         return isinstance(node.args[1], (int, float))
-    return node.target in VIEWS or node.target is _aten.clone.default
+    return node.target in VIEWS or node.target in (_aten.clone.default, _aten.copy.default)
 
 
 def unpacked(wait: fx.Node) -> list[fx.Node]:
