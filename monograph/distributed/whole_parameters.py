@@ -48,6 +48,9 @@ class WholeParameters:
         ] = {}  # whole parameters of modules that run, by id of their shards
         self._depth = 0
 
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
     def run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module."""
         self._depth += 1
@@ -132,8 +135,3 @@ def _cast(item: Any, dtype: torch.dtype | None) -> Any:
     floating = (leaf.is_floating_point() if isinstance(leaf, torch.Tensor) else False for leaf in leaves)
     cast = [leaf.to(dtype) if is_one else leaf for leaf, is_one in zip(leaves, floating, strict=True)]
     return unflatten(tree, iter(cast))
-
-
-def has_sharded(modules: Iterable[nn.Module]) -> bool:
-    """True if `fully_shard` was called on some of them."""
-    return any(map(is_sharded_module, modules))

@@ -115,7 +115,9 @@ class TracedStep:
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
         kept = {id(item.real): item.fake for item in inputs.parts()}
-        self._recorder.run = WholeParameters(modules, inputs.fake, kept).run
+        sharded = WholeParameters(modules, inputs.fake, kept)
+        if sharded:
+            self._recorder.run = sharded.run
         if begun.micro is not None:
             begun.micro.averaged = self._averaged.averaged_once
         self._threads, self._settings = OtherThreads(), ProcessSettings()
