@@ -22,6 +22,7 @@ from monograph.compat.traces.branches import unseen_function_mode
 from monograph.distributed.averages import AveragedGradients
 from monograph.distributed.buffers import summed_later, take_over_buffers
 from monograph.distributed.replicas import replicas_of
+from monograph.errors import DistributedError
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
@@ -42,6 +43,11 @@ def eager_step(
     sums = _Sums(request)
     if steps > 1:
         sums.check()
+    if request.settings.zero is not None:
+        raise DistributedError(
+            "a step in eager mode under enable_zero(), which is a matter of captured steps",
+            hint="call the graph; for a reference train with DistributedDataParallel or fully_shard()",
+        )
     replicas = replicas_of(owned, owned.named_modules(), request.settings)
     averaged = AveragedGradients([item for item in replicas if item.wrapper is None])
     sums.averaged = averaged.averaged

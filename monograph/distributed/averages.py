@@ -124,3 +124,9 @@ def added(share: torch.Tensor, group: str) -> torch.Tensor:
     """The sum of a contiguous tensor over the processes of a group."""
     result: torch.Tensor = _c10d.wait_tensor(_c10d.all_reduce(share, "sum", group))
     return result
+
+
+def largest(number: torch.Tensor, group: str) -> torch.Tensor:
+    """The largest of the numbers that the processes of a group have."""
+    result: torch.Tensor = _c10d.wait_tensor(_c10d.all_reduce(number.contiguous(), "max", group))
+    return result

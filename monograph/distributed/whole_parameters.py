@@ -37,9 +37,9 @@ class WholeParameters:
         self,
         modules: Mapping[str, nn.Module],
         seen: Callable[[Any], Any],
-        kept: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        kept: Mapping[int, tuple[torch.Tensor, bool]] = MappingProxyType({}),
     ) -> None:
-        """`kept` has by id of a parameter the whole of it, where that is there already."""
+        """`kept` has by id of a parameter the whole of it, where that is there already, and if its gradient stays whole."""
         self._seen, self._kept = seen, kept
         found = [*sharded_modules(iter(modules.values())), *_of_zero(modules.values(), kept)]
         self._of: dict[int, ShardedModule] = {id(item.module): item for item in found}
@@ -64,7 +64,8 @@ class WholeParameters:
     def _whole(self, known: ShardedModule, parameter: Any) -> torch.Tensor:
         shown = self._seen(parameter)
         if id(parameter) in self._kept:
-            return kept_whole(shown, self._kept[id(parameter)].detach())
+            whole, stays = self._kept[id(parameter)]
+            return whole if stays else kept_whole(shown, whole.detach())
         return gathered(shown, known.parameter_type, known.gradient_type)
 
     def _run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -80,9 +80,11 @@ class MicroGradients:
         for item in list(self.inputs.items):
             if item.role is Role.PARAM and item.shown.requires_grad:
                 self._check_hooks(item.path, item.owner)
-                like = item.owner if item.part is None else item.part
+                like, leaf = item.owner if item.part is None else item.part, item.shown
+                if item.sums_whole:
+                    like, leaf = item.real, item.fake
                 total = self.inputs.fake_like(part_of(like))
-                self._parameters[item.path] = item.shown
+                self._parameters[item.path] = leaf
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
                 whole = with_local(like, total, requires_grad=False) if is_sharded(like) else total
                 self._sums[item.path] = whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,10 +16,17 @@ from monograph.capture.optimizers.inputs import OptimizerInputs
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.request import Request
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.distributed.tensors import is_sharded, local_of, part_of, put_local, rows_here
+from monograph.compat.distributed.tensors import (
+    is_sharded,
+    local_of,
+    part_of,
+    put_local,
+    rows_here,
+    with_local,
+)
 from monograph.compat.fakes import fake_mode, make_fake
 from monograph.compat.tensors import changes_of
-from monograph.distributed.gather import whole_of
+from monograph.distributed.gather import mean_part, whole_of
 from monograph.distributed.zero import parts_of_whole
 from monograph.errors import AliasError
 from monograph.ir.graph_signature import HeldGradient, Number
@@ -58,7 +65,9 @@ class StepInputs:
         self._add_state(self.slots)
         parts = parts_of_whole(owned, request.settings) if (owned := request.owned).optimizers else {}
         for item in [item for item in self.inputs.items if id(item.real) in parts]:
-            self.inputs.show_part(item, parts[id(item.real)])
+            first = request.settings.zero is not None and request.settings.zero.stage == 1
+            sums_whole = first and request.settings.accumulation_steps > 1
+            self.inputs.show_part(item, parts[id(item.real)], sums_whole=sums_whole)
         self.optimizers = OptimizerInputs(self.inputs, self.names, declared, known_counters)
         for registered in owned.optimizers:
             self.optimizers.add(registered)
@@ -122,6 +131,21 @@ class StepInputs:
                 begin, end = rows_here(int(whole.shape[0]), item.part.device_mesh)
                 whole = whole[begin:end]
             put_local(item.shown, whole)
+
+    def reduced_once(self, averaged: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """What becomes of sums over micro-batches: of those that are whole each process gets its part, others are `averaged`."""
+        whole = {id(item.fake): item for item in self.inputs.parts() if item.sums_whole}
+
+        def reduced(parameter: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+            if (item := whole.get(id(parameter))) is None:
+                return averaged(parameter, total)
+            if item.shown.grad is None:
+                with torch.no_grad():
+                    part = mean_part(total, item.part)
+                item.shown.grad = with_local(item.part, part, requires_grad=False)
+            return total
+
+        return reduced
 
     def end_parts(self) -> None:
         """The updates are done: each process gets what the others have updated."""

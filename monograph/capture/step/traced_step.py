@@ -114,12 +114,12 @@ class TracedStep:
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
-        kept = {id(item.real): item.fake for item in inputs.parts()}
+        kept = {id(item.real): (item.fake, item.sums_whole) for item in inputs.parts()}
         sharded = WholeParameters(modules, inputs.fake, kept)
         if sharded:
             self._recorder.run = sharded.run
         if begun.micro is not None:
-            begun.micro.averaged = self._averaged.averaged_once
+            begun.micro.averaged = begun.reduced_once(self._averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(

@@ -38,6 +38,7 @@ class Input:
     source: Source
     whole: tuple[Any, Any] | None = None  # of a part of a DTensor that, and what stands for it
     part: Any = None  # the DTensor of what this process updates of a parameter that is whole
+    sums_whole: bool = False  # gradients of micro-batches, before each process gets its part: ZeRO 1
 
     @property
     def real(self) -> Any:
@@ -196,12 +197,12 @@ class Inputs:
             mark_parameter(shown)
         _hand_attributes_on(real, shown)
 
-    def show_part(self, item: Input, part: Any) -> None:
+    def show_part(self, item: Input, part: Any, *, sums_whole: bool) -> None:
         """Let the step see a DTensor of what this process updates in the place of a parameter that is an input."""
         local = local_of(part)
         with self.mode:
             fake = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
-        item.part, real = part, item.real
+        item.part, item.sums_whole, real = part, sums_whole, item.real
         shown = with_local(part, fake, requires_grad=real.requires_grad)
         item.whole = (real, shown)
         mark_parameter(shown)

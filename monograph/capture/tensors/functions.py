@@ -33,11 +33,13 @@ from monograph.capture.tensors.number_arguments import (
 )
 from monograph.capture.tensors.recurrent_layers import cell_by_ops, is_plain_lstm, lstm_by_layers
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
+from monograph.compat.distributed.groups import shared_name
 from monograph.compat.distributed.tensors import is_sharded, part_of
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
 from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, storage_key
 from monograph.compat.traces.nodes import traced_node
+from monograph.distributed.averages import largest
 from monograph.errors import AliasError, CaptureError, DataDependentError
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.memory import marked_names, memory_root
@@ -142,6 +144,20 @@ def _fused(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         _update(in_place, {name: items[index : index + 1] for name, items in lists.items()}, numbers)
 
 
+def _unscaled(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a process finds in its parts of gradients counts for all: torch asks the processes of the first one alone."""
+    gradients = args[0] if args else ()
+    meshes = {item.device_mesh for item in gradients if is_sharded(item)}
+    if not meshes:
+        return func(*args, **kwargs)
+    found = part_of(args[1])
+    func(list(map(part_of, gradients)), found, *map(part_of, args[2:]), **kwargs)
+    for mesh in meshes:
+        for dim in range(mesh.ndim):
+            found.copy_(largest(found, shared_name(mesh.get_group(dim))))
+    return None
+
+
 def _parts(given: dict[str, Any]) -> dict[str, Any]:
     """What this process has of DTensors that lie alike: the update of each element is its own."""
     leaves: list[Any] = []
@@ -235,6 +251,7 @@ _ROWS: Mapping[Any, Row] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     **dict.fromkeys((torch.gru_cell, torch.lstm_cell), cell_by_ops),
     **dict.fromkeys(FUSED, _fused),
+    torch._amp_foreach_non_finite_check_and_unscale_: _unscaled,
     **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(FUNCTIONS, values_only),

@@ -68,3 +68,16 @@ def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
         torch.empty_like(whole, device="meta", memory_format=torch.contiguous_format).stride(),
     )
     return tensors.DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=stride)
+
+
+def laid_out_alike(live: Any, loaded: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What this process has of a tensor of state, and of one that is to be copied into it, laid out in the same way."""
+    if not is_sharded(live):
+        return live, loaded.full_tensor() if is_sharded(loaded) else loaded
+    if not is_sharded(loaded):
+        tensors = importlib.import_module("torch.distributed.tensor")
+        everywhere = [tensors.Replicate()] * live.device_mesh.ndim
+        loaded = tensors.DTensor.from_local(loaded, live.device_mesh, everywhere, run_check=False)
+    if (loaded.device_mesh, loaded.placements) != (live.device_mesh, live.placements):
+        loaded = loaded.redistribute(live.device_mesh, live.placements)
+    return local_of(live), local_of(loaded)
