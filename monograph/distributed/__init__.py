@@ -1,5 +1,5 @@
 """Steps that several processes take together: gradients are averaged, buffers are those of the first process.
 
 In: the modules of a graph, wrappers around them, the settings. Out: collectives, recorded or run in eager mode.
-Imports `ir`, `ir/call`, `state`.
+Imports `distributed/programs`, `ir`, `ir/call`, `state`.
 """

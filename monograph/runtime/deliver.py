@@ -31,7 +31,7 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
         case CopyToArgument(index):
             leaves[index].detach().copy_(output)
         case CopyToGradient(parameter):
-            part_of(parameter.grad).copy_(output)
+            held_gradient(parameter).copy_(output)
         case Assign(container, key, _, int(index)):
             container[key] = leaves[index]
         case Assign(container, key, True):
@@ -48,3 +48,8 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
         case Gradient(torch.Tensor() as tensor):
             in_parts = output is not None and is_sharded(tensor)
             tensor.grad = with_local(tensor, output, requires_grad=False) if in_parts else output
+
+
+def held_gradient(parameter: torch.Tensor) -> Any:
+    """The gradient that a parameter has, or what this process has of it."""
+    return part_of(parameter.grad)

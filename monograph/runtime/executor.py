@@ -11,7 +11,6 @@ import torch
 
 from monograph.compat.amp import AUTOCAST_DEVICES, without_autocast
 from monograph.compat.autograd import apply_of
-from monograph.compat.distributed.tensors import part_of
 from monograph.compat.global_state import set_grad_enabled
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.compat.ops import is_custom
@@ -28,7 +27,7 @@ from monograph.ir.port import FINITE
 from monograph.ir.program import Program
 from monograph.runtime.binding import InputTable, Outputs, generators_of
 from monograph.runtime.custom_ops import checked_once
-from monograph.runtime.deliver import deliver
+from monograph.runtime.deliver import deliver, held_gradient
 from monograph.runtime.failures import raise_in_place_of
 from monograph.runtime.live_view import live_view
 from monograph.runtime.python_values import Values, known_before, values_after
@@ -94,7 +93,7 @@ class Executor:
             found = number.container[number.key]
             inputs[position] = found if number.index is None else found[number.index]
         for position, parameter in gradients:
-            inputs[position] = part_of(parameter.grad)
+            inputs[position] = held_gradient(parameter)
         return inputs
 
     def release(self) -> None:

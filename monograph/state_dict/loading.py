@@ -60,7 +60,7 @@ class Loading:
         if self.copies:
             with torch.no_grad():
                 copies = [laid_out_alike(live, loaded) for live, loaded in self.copies]
-            torch._foreach_copy_([live for live, _ in copies], [loaded for _, loaded in copies])
+                torch._foreach_copy_([live for live, _ in copies], [loaded for _, loaded in copies])
         for action in self.commits:
             action()
 

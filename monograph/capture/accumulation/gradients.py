@@ -12,6 +12,7 @@ import torch
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import parameter_hooks
 from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
+from monograph.compat.fakes import make_fake
 from monograph.compat.tensors import changes_of
 from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
@@ -83,7 +84,7 @@ class MicroGradients:
                 like, leaf = item.owner if item.part is None else item.part, item.shown
                 if item.sums_whole:
                     like, leaf = item.real, item.fake
-                total = self.inputs.fake_like(part_of(like))
+                total = _fake_gradient(self.inputs, part_of(like))
                 self._parameters[item.path] = leaf
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
                 whole = with_local(like, total, requires_grad=False) if is_sharded(like) else total
@@ -171,3 +172,12 @@ def _check_final(path: str, gradient: torch.Tensor) -> None:
             "the sum over micro-batches has no history",
             hint="use torch.autograd.grad(loss, parameters, create_graph=True) for a penalty, then one backward()",
         )
+
+
+def _fake_gradient(inputs: Inputs, real: torch.Tensor) -> torch.Tensor:
+    """The fake of a gradient: laid out as autograd lays out that of `real`."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
+    layout = torch.preserve_format if dense else torch.contiguous_format
+    with inputs.mode:
+        fake = make_fake(inputs.mode, real.detach(), planned=inputs.without_data)
+        return torch.empty_like(fake, memory_format=layout)

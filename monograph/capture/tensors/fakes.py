@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
+from monograph.capture.numbers.layouts import ArgumentForm, argument_form
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
-from monograph.compat.distributed.tensors import is_sharded, local_of, part_of, with_local
+from monograph.compat.distributed.tensors import is_sharded, local_of, with_local
 from monograph.compat.fakes import bind_fake, is_fake, make_fake
 from monograph.compat.modules import mark_parameter
 from monograph.compat.tensors import is_transformed, planned_device
@@ -56,31 +57,6 @@ class Input:
         return self.fake if self.whole is None else self.whole[1]
 
 
-class ArgumentForm(NamedTuple):
-    """What a tensor among the arguments is besides its values."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    requires_grad: bool
-
-    def lies_as(self, other: ArgumentForm) -> bool:
-        """True if both have the same layout."""
-        return self[:-1] == other[:-1]
-
-
-def argument_form(tensor: torch.Tensor) -> ArgumentForm:
-    """The present form of a tensor."""
-    return ArgumentForm(
-        tuple(map(size_in, tensor.shape)),
-        tuple(map(size_in, tensor.stride())),
-        int(tensor.storage_offset()),
-        tensor.dtype,
-        tensor.requires_grad,
-    )
-
-
 @dataclass
 class Inputs:
     """The inputs of the program in the making, in order."""
@@ -102,9 +78,7 @@ class Inputs:
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     without_data: bool = False  # state is on the device meta, or the arguments where there is no state
-    free: dict[int, torch.Tensor] = field(
-        default_factory=dict
-    )  # id of the fake of a free tensor → the tensor
+    free: dict[int, torch.Tensor] = field(default_factory=dict)  # free tensors, by id of the fake
 
     def __post_init__(self) -> None:
         self.moving = Moving(self.mode)
@@ -211,9 +185,7 @@ class Inputs:
 
     def port(self, real: torch.Tensor) -> Any:
         """The input that a tensor of state is: its own, or that of its part."""
-        shown = self.fake(real)
-        item = self.by_fake.get(id(shown))
-        return part_of(shown) if item is None else item.fake
+        return self.by_fake[id(self.fake(real))].fake
 
     def parts(self) -> list[Input]:
         """The parameters that are whole, and of which this process updates a part."""
@@ -242,15 +214,6 @@ class Inputs:
         self.by_real[id(real)] = fake = fake_of(self.mode, form_of(real), fakes)
         bind_fake(fake, real)
         self.sparse[path] = real
-
-    def fake_like(self, real: torch.Tensor) -> torch.Tensor:
-        """The fake of a gradient: laid out as autograd lays out that of `real`."""
-        dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
-        layout = torch.preserve_format if dense else torch.contiguous_format
-        with self.mode:
-            return torch.empty_like(
-                make_fake(self.mode, real.detach(), planned=self.without_data), memory_format=layout
-            )
 
     def add_number(self, number: Number, role: Role, path: str) -> Any:
         """A number that Python reads before each step; gives its symbol."""
@@ -378,21 +341,6 @@ def _hand_attributes_on(real: torch.Tensor, fake: torch.Tensor) -> None:
     """Let a fake have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
     own = vars(fake)
     own.update({name: value for name, value in vars(real).items() if name not in own})
-
-
-def state_with_fakes(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
-    """Optimizer state of the same form, with fakes for tensors and symbols for numbers.
-
-    `counters` maps the id of a dict or list to {key: symbol}.
-    """
-    if not isinstance(entries, (dict, list)):
-        return inputs.fake(entries)
-    numbers = counters.get(id(entries), {})
-    made = {
-        key: numbers[key] if key in numbers else state_with_fakes(entry, inputs, counters)
-        for key, entry in (entries.items() if isinstance(entries, dict) else enumerate(entries))
-    }
-    return made if isinstance(entries, dict) else list(made.values())
 
 
 def _form(call: Call, index: int) -> TensorKey:

@@ -33,6 +33,7 @@ from monograph.capture.tensors.number_arguments import (
 )
 from monograph.capture.tensors.recurrent_layers import cell_by_ops, is_plain_lstm, lstm_by_layers
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
+from monograph.compat.amp import UNSCALE
 from monograph.compat.distributed.groups import shared_name
 from monograph.compat.distributed.tensors import is_sharded, part_of
 from monograph.compat.modes import current_tracer
@@ -159,7 +160,7 @@ def _unscaled(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _parts(given: dict[str, Any]) -> dict[str, Any]:
-    """What this process has of DTensors that lie alike: the update of each element is its own."""
+    """What this process has of DTensors that are laid out alike: the update of each element is its own."""
     leaves: list[Any] = []
     tree = flatten(given, leaves)
     if len({item.placements for item in leaves if is_sharded(item)}) != 1:
@@ -251,7 +252,7 @@ _ROWS: Mapping[Any, Row] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     **dict.fromkeys((torch.gru_cell, torch.lstm_cell), cell_by_ops),
     **dict.fromkeys(FUSED, _fused),
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscaled,
+    **({} if UNSCALE is None else {UNSCALE: _unscaled}),
     **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(FUNCTIONS, values_only),

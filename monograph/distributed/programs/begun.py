@@ -127,7 +127,7 @@ class Ready:
 
     @property
     def end(self) -> int:
-        """The place behind all ops."""
+        """The place after all ops."""
         return len(self.place)
 
     def first_read(self, item: Begun) -> int:

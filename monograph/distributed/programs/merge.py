@@ -91,7 +91,7 @@ class _Writer:
         return self.view(self.op(_aten.cat.default, parts, 1, shape=[count, numel // count]), [numel])
 
     def piece(self, done: fx.Node, begin: int, end: int) -> fx.Node:
-        """What one of a bucket gets: of what was gathered a copy, since its parts lie apart."""
+        """What one of a bucket gets: of what was gathered a copy, since its parts are apart."""
         rows = self.shape(done)
         if len(rows) == 1:
             return self.op(_aten.slice.Tensor, done, 0, begin, end, shape=[end - begin])
