@@ -230,8 +230,8 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
         if isinstance(error, (MonographError, torch.OutOfMemoryError)) or raised_by_handler(error):
             raise
         if isinstance(error, RuntimeError) and not is_overflow(error):
-            if build.executor.has_run:
-                raise
+            if build.executor.has_run or build.communicates:
+                raise  # one process alone does not take another step
             build = made_again(graph, build, read or graph.read(*arguments), error)
         else:
             numbers = build.executor.undone and build.executor.bound.takes_numbers

@@ -17,6 +17,7 @@ from monograph.capture.guards.weak import objects_of
 from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
+from monograph.distributed.programs.collectives import begins_collective
 from monograph.errors import BackendError, CaptureError, PlanError
 from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call
@@ -141,6 +142,11 @@ class Build:
     def memory(self) -> MemoryPlan:
         """The bytes that a step holds, op by op."""
         return self.plan.memory if self.compiled_memory is None else self.compiled_memory
+
+    @cached_property
+    def communicates(self) -> bool:
+        """True if it is a part of a step that several processes take together."""
+        return any(map(begins_collective, self.stages[0].program.ops()))
 
     @cached_property
     def guards(self) -> Guards:

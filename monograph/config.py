@@ -17,9 +17,11 @@ from monograph.settings import (
     BACKENDS,
     KEPT,
     STRAIGHTENED,
+    DataParallel,
     DynamicSize,
     MemoryBudget,
     Settings,
+    Zero,
     is_compiled,
     pass_name,
 )
@@ -91,6 +93,38 @@ class GraphConfig:
                 hint="pass a whole number from 1 on; 1 means no accumulation",
             )
         self.settings = replace(self.settings, accumulation_steps=n)
+
+    def enable_data_parallel(self, mesh: Any = None, *, mode: bool = True) -> None:
+        """Average gradients over the processes of `mesh`, a DeviceMesh of one dimension, or over all: each call is one's own batch.
+
+        As DistributedDataParallel does it: parameters and buffers are those of the first process when the graph is built, and
+        buffers before each step. Raises DistributedError when the graph is built in a single process.
+        """
+        if mesh is not None and getattr(mesh, "ndim", 0) != 1:
+            raise ConfigError(
+                f"enable_data_parallel(mesh={mesh!r}): a DeviceMesh of one dimension is needed",
+                hint='pass one dimension of a larger one: mesh["dp"]',
+            )
+        on = _switch(mode)
+        self.settings = replace(self.settings, data_parallel=DataParallel(mesh) if on else None)
+
+    def enable_zero(self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024) -> None:
+        """Let each process keep a part of the state of optimizers (1), of gradients too (2), and of parameters (3).
+
+        As enable_data_parallel(), each call is one's own batch. At stages 1 and 2 parameters stay whole, and each process updates
+        its part of them; at stage 3 they are DTensors from the first build on, and modules see them whole while they run. What has
+        fewer than `shard_min_size` elements stays whole. Raises DistributedError when the graph is built in a single process.
+        """
+        if stage not in (1, 2, 3):
+            raise ConfigError(
+                f"enable_zero(stage={stage!r}): there are stages 1, 2 and 3", hint="enable_zero(stage=2)"
+            )
+        if type(shard_min_size) is not int or shard_min_size < 0:
+            raise ConfigError(
+                f"enable_zero(shard_min_size={shard_min_size!r}): a number of elements is needed",
+                hint="pass an int from 0 on",
+            )
+        self.settings = replace(self.settings, zero=Zero(stage, shard_min_size) if _switch(mode) else None)
 
     def enable_pass(self, name: str, mode: bool = True) -> None:
         """Switch a pass on or off, whatever the backend does by itself; docs/passes.md lists them."""

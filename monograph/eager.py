@@ -19,6 +19,10 @@ from monograph.compat.modes import FunctionMode
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key
 from monograph.compat.traces.branches import unseen_function_mode
+from monograph.distributed.averages import AveragedGradients
+from monograph.distributed.buffers import summed_later, take_over_buffers
+from monograph.distributed.replicas import replicas_of
+from monograph.errors import DistributedError
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
@@ -39,7 +43,15 @@ def eager_step(
     sums = _Sums(request)
     if steps > 1:
         sums.check()
-    around_backward = sums.around_backward if steps > 1 else nullcontext
+    if request.settings.zero is not None:
+        raise DistributedError(
+            "a step in eager mode under enable_zero(), which is a matter of captured steps",
+            hint="call the graph; for a reference train with DistributedDataParallel or fully_shard()",
+        )
+    replicas = replicas_of(owned, owned.named_modules(), request.settings)
+    averaged = AveragedGradients([item for item in replicas if item.wrapper is None])
+    sums.averaged = averaged.averaged
+    around_backward = sums.around_backward if steps > 1 else averaged.around_backward
     rules = StepRules(owned, request.settings, around_backward=around_backward)
     watched = _Watched(rules, follow=steps > 1)
     looks = steps > 1 or owned.scaler is not None
@@ -47,6 +59,7 @@ def eager_step(
     looking = watched.functions() if looks else nullcontext()
     with rules.hold(), watched.optimizers(owned), looking, probes_go_to(seen.record):
         returned = []
+        take_over_buffers([item for item in replicas if item.wrapper is None])
         for index in range(steps):
             rules.complete = index == steps - 1
             seen.begin()
@@ -55,7 +68,7 @@ def eager_step(
             args, kwargs = unflatten(call.tree, iter(micro.leaves)) if own else arguments
             watched.of_gradients.clear()
             around = sums.micro_step(watched, last=rules.complete) if steps > 1 else nullcontext()
-            with around, rules.autocast():
+            with around, rules.autocast(), summed_later(replicas, later=not rules.complete):
                 returned.append(request.build(*args, **kwargs))
             if not rules.complete:
                 returned[-1] = sums.without_state(returned[-1])
@@ -148,6 +161,7 @@ class _Sums:
         self._left = Untouched(self._parameters)
         self._sums: dict[str, torch.Tensor | None] = dict.fromkeys(self._parameters)
         self._last = False
+        self.averaged: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda _parameter, total: total
         self._state: _State | None = None  # when the last backward() had ended
 
     def check(self) -> None:
@@ -191,6 +205,10 @@ class _Sums:
             for path, parameter in self._parameters.items():
                 total = self._sums[path]
                 parameter.grad = None if total is None else total.clone()
+        else:
+            for path, parameter in self._parameters.items():
+                if (total := self._sums[path]) is not None:
+                    parameter.grad = self.averaged(parameter, total)
         self._left.note()
 
 

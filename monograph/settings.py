@@ -43,6 +43,27 @@ class DynamicSize:
 
 
 @dataclass(frozen=True)
+class DataParallel:
+    """The processes that each train a copy of the modules on a part of the batch: those of a DeviceMesh, or all of them."""
+
+    mesh: Any = None
+
+    def __repr__(self) -> str:
+        return "all" if self.mesh is None else repr(self.mesh)
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What processes that train copies of a model keep in parts, and how many elements a tensor has at least for that."""
+
+    stage: int
+    shard_min_size: int
+
+    def __repr__(self) -> str:
+        return f"stage {self.stage} from {self.shard_min_size} elements on"
+
+
+@dataclass(frozen=True)
 class MemoryBudget:
     """The bytes that a step may hold above its state and arguments; or the share of what it holds if nothing is dropped."""
 
@@ -65,6 +86,8 @@ class Settings:
     keep_gradients: bool = False
     amp: torch.dtype | None = None
     accumulation_steps: int = 1
+    data_parallel: DataParallel | None = None
+    zero: Zero | None = None
     passes: tuple[tuple[str, bool], ...] = ()  # those that were switched on or off, by name
     conv_heuristic_search: bool = False
     kernel_selection: bool | None = None  # None: on for compiled backends

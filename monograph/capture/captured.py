@@ -144,7 +144,7 @@ def _bound(
 
 def _bound_state(step: TracedStep, modules: Mapping[str, nn.Module]) -> frozenset[int]:
     """The ids of tensors in modules that the program is bound to: the build keeps these alive until they are replaced."""
-    inputs = {id(item.real) for item in step.inputs.items if item.real is not None}
+    inputs = {id(item.owner) for item in step.inputs.items if item.owner is not None}
     return frozenset(id(slot.tensor) for slot in module_slots(modules) if id(slot.tensor) in inputs)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from monograph.capture.accumulation.batches import batch_paths
+from monograph.capture.accumulation.first_buffers import TakenOver
 from monograph.capture.accumulation.program import two_programs
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.step.request import Request
@@ -163,8 +164,19 @@ def _program(
     program = Program(name, module, tuple(in_ports), tuple(out_ports))
     if (steps := request.settings.accumulation_steps) > 1:
         split = batch_paths(request.call)
-        program = two_programs(program, steps=steps, split=split, moved=step.moved())
+        program = two_programs(
+            program, steps=steps, split=split, moved=step.moved(), taken_over=_taken_over(step)
+        )
     return program
+
+
+def _taken_over(step: TracedStep) -> list[TakenOver]:
+    """Buffers of modules that several processes have copies of."""
+    return [
+        TakenOver(item.path, item.group, tuple(path for path, _ in item.buffers()))
+        for item in step.replicas
+        if item.size > 1 and item.syncs_buffers
+    ]
 
 
 def _role_of(target: Target) -> Role:

@@ -20,6 +20,7 @@ from monograph.capture.step.observer import SILENT
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.recurrent_layers import joins_gradients
+from monograph.distributed.zero import parts_of_whole
 from monograph.errors import CaptureError, MonographError
 from monograph.state.snapshot import Snapshot
 from monograph.user_code.lines import Origin
@@ -50,8 +51,9 @@ class Retraces:
 
     def record(self) -> Recording:
         """The last trace. What it has changed is still there."""
+        parts = parts_of_whole(self._request.owned, self._request.settings)
         self._declared = {
-            registered.name: declare_state(registered) for registered in self._request.owned.optimizers
+            registered.name: declare_state(registered, parts) for registered in self._request.owned.optimizers
         }
         with self._snapshot.seeding_noted():
             last = self._with_single_steps(self._with_ints())

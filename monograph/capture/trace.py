@@ -32,6 +32,7 @@ from monograph.compat.fakes import (
     refused_by_fake_kernel,
 )
 from monograph.compat.tensors import planned_device
+from monograph.distributed.names import share_names
 from monograph.errors import MonographError
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
@@ -106,6 +107,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     generators = KnownGenerators(request, modules)
     traced = trace_step(request, modules, snapshot, generators, with_values=with_values)
     step = traced.step
+    share_names(traced.recorded.graph)
     check_ints(
         *(traced.recorded.graph, step.inputs, step.conditions, request.call),
         plain=request.settings.backend == PLAIN,

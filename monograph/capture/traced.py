@@ -15,6 +15,7 @@ from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.notes import check_strict, notes_of
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
+from monograph.distributed.names import about_lonely
 from monograph.errors import CaptureError
 from monograph.ir.graph_signature import Write
 from monograph.state.signals import interruptible
@@ -78,6 +79,7 @@ def trace_step(
         raise not_repeatable(changed[0])
     check_strict(step)
     notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
+    notes = [*notes, *about_lonely(recording.graph.graph, request.owned, step.replicas)]
     once = [*step.effects.once, *(write.about for write in left.made)]
     return Traced(step, recording.graph, left, once, notes)
 

@@ -113,3 +113,7 @@ def found_infinite(optimizer_state: Mapping[str, Any]) -> torch.Tensor:
 
 # the method of a GradScaler that asks for the value of found_inf before it lets an optimizer step
 ASKING_STEP = "_maybe_opt_step"
+
+# What: the function by which scalers look for infinities in a list of gradients. Why: of gradients in parts, those of all
+# processes count. Degraded path: torch's own rule for them.
+UNSCALE: Any = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)

@@ -9,7 +9,7 @@ import importlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import islice
 from types import MethodType
 from typing import Any, TypeAlias
@@ -264,3 +264,12 @@ def _nodes_from_here() -> Callable[[], list[fx.Node]]:
     graph = current_tracer().graph
     known = len(graph.nodes)
     return lambda: list(islice(graph.nodes, known, None))
+
+
+def keeps_version(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Inside, autograd does not notice that a tensor changes, which it may have kept for backward.
+
+    What: its counter of changes. Why: so does DistributedDataParallel with buffers. Degraded path: backward refuses such a tensor.
+    """
+    found = getattr(torch.autograd, "_unsafe_preserve_version_counter", None)
+    return nullcontext() if found is None else found(tensor)

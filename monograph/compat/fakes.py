@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.tensors import is_sharded, local_of
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.tensors import planned_device
 
@@ -264,7 +265,8 @@ def _hash_of_fake(fake: torch.Tensor) -> int:
 def is_fake(tensor: object) -> bool:
     """True for tensors without data."""
     # of the type: a proxy of `weakref` whose object is gone has no class
-    return issubclass(type(tensor), torch._subclasses.fake_tensor.FakeTensor)
+    fakes = torch._subclasses.fake_tensor.FakeTensor
+    return issubclass(type(tensor), fakes) or (is_sharded(tensor) and is_fake(local_of(tensor)))
 
 
 def has_symbols(tensor: torch.Tensor) -> bool:
@@ -296,11 +298,6 @@ def refused_by_fake_kernel(error: BaseException) -> bool:
         file, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
     inside = ("_meta_registrations.py", "fake_impls.py", "_prims_common" + os.sep + "__init__.py")
     return type(error) is RuntimeError and file.endswith((*inside, "torch" + os.sep + "__init__.py"))
-
-
-def mark_parameter(tensor: torch.Tensor) -> None:
-    """Make `isinstance(tensor, nn.Parameter)` true for a fake."""
-    tensor._is_param = True
 
 
 def example_view(fake: Any) -> Any:

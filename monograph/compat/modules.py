@@ -33,6 +33,22 @@ def submodules_of(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
+MARK_OF_PARAMETER = "_is_param"
+
+
+def mark_parameter(tensor: torch.Tensor) -> None:
+    """Make `isinstance(tensor, nn.Parameter)` true for a tensor. What: the attribute that it looks at."""
+    setattr(tensor, MARK_OF_PARAMETER, True)
+
+
+FLAT_WEIGHTS = "_flat_weights"
+
+
+def weights_in_order(module: nn.RNNBase, tables: dict[str, Any]) -> list[Any]:
+    """The weights of a recurrent layer as its kernels take them, by their names in the table of its parameters."""
+    return [tables.get(name) for name in module._flat_weights_names]
+
+
 def waits_for_input(module: nn.Module) -> bool:
     """True for a lazy module before its first forward, also if its state was loaded.
 

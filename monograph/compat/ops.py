@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.ops import communicates, shown_by_collective
 from monograph.compat.patching import replace_here
 
 # What: the classes of ops in a graph. Why: to know an op's schema and to spell it.
@@ -242,6 +243,8 @@ def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
     """
     if makes_memory(target):
         return (frozenset(),)
+    if communicates(target):
+        return shown_by_collective(target)
     if not isinstance(target, OpOverload) or target.namespace not in _MARKING_NAMESPACES:
         return None
     keys, has_kernel = torch._C.DispatchKey, target.has_kernel_for_dispatch_key
@@ -313,38 +316,3 @@ def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
         return int(formula(*args, **kwargs, out_val=made))
     except (TypeError, ValueError, AssertionError):  # another form of the op than the formula knows
         return 0
-
-
-# What: the functions in C++ by which `torch.nn.functional.interpolate` makes a tensor of another size.
-_RESIZING = (
-    *(f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in "123"),
-    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
-    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
-)
-
-
-@contextmanager
-def resizing_by_ops(size_of: Callable[[Any, float], Any]) -> Iterator[None]:
-    """Inside, in this thread, `interpolate` calls the ops that these functions call, with `size_of(size, factor)` for each size.
-
-    What: the functions of `torch._C._nn`. Why: they take plain sizes alone, and the ops take sizes that vary. Degraded path:
-    a size that is given there is a number of the build.
-    """
-
-    def by_op(name: str) -> Callable[..., Any]:
-        op = getattr(torch.ops.aten, name).default
-
-        def run(tensor: torch.Tensor, sizes: Any, *options: Any) -> Any:
-            *flags, factors = options
-            if sizes is None:
-                sizes = [size_of(*pair) for pair in zip(tensor.shape[2:], factors, strict=True)]
-            return op(tensor, sizes, *flags, *(factors or [None] * len(sizes)))
-
-        return run
-
-    functions = torch._C._nn
-    with ExitStack() as stack:
-        for name in _RESIZING:
-            if hasattr(functions, name):
-                replace_here(stack, functions, name, by_op(name))
-        yield

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 
 @contextmanager
 def quiet(logger: str) -> Iterator[None]:
@@ -62,4 +64,39 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute of an object or module, replaced for a while."""
     with ExitStack() as stack:
         replace(stack, owner, name, value)
+        yield
+
+
+# What: the functions in C++ by which `torch.nn.functional.interpolate` makes a tensor of another size.
+_RESIZING = (
+    *(f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in "123"),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
+
+
+@contextmanager
+def resizing_by_ops(size_of: Callable[[Any, float], Any]) -> Iterator[None]:
+    """Inside, in this thread, `interpolate` calls the ops that these functions call, with `size_of(size, factor)` for each size.
+
+    What: the functions of `torch._C._nn`. Why: they take plain sizes alone, and the ops take sizes that vary. Degraded path:
+    a size that is given there is a number of the build.
+    """
+
+    def by_op(name: str) -> Callable[..., Any]:
+        op = getattr(torch.ops.aten, name).default
+
+        def run(tensor: torch.Tensor, sizes: Any, *options: Any) -> Any:
+            *flags, factors = options
+            if sizes is None:
+                sizes = [size_of(*pair) for pair in zip(tensor.shape[2:], factors, strict=True)]
+            return op(tensor, sizes, *flags, *(factors or [None] * len(sizes)))
+
+        return run
+
+    functions = torch._C._nn
+    with ExitStack() as stack:
+        for name in _RESIZING:
+            if hasattr(functions, name):
+                replace_here(stack, functions, name, by_op(name))
         yield

@@ -1,4 +1,5 @@
-"""Steps of many processes on torch.distributed.
+"""Steps that several processes take together: gradients are averaged, buffers are those of the first process.
 
-In: process groups of the user's. Out: what ranks agree on. Imports nothing of ours but the ground floor.
+In: the modules of a graph, wrappers around them, the settings. Out: collectives, recorded or run in eager mode.
+Imports `distributed/programs`, `ir`, `ir/call`, `state`.
 """

@@ -13,10 +13,8 @@ from typing import Any, Final, TypeAlias
 
 from monograph.cache import BuildCache
 from monograph.capture.captured import Captured
-from monograph.capture.lazy import initialise_lazy
 from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.first_state import FirstState
-from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
 from monograph.compat.modes import outside_of_modes
@@ -28,6 +26,7 @@ from monograph.errors import (
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
+from monograph.internals.before_build import Alike, prepare
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, check_declared, make_by_names
 from monograph.internals.kind import Kind
@@ -81,6 +80,7 @@ class Internals:
         self.declared: tuple[Arguments, ...] = ()  # calls with sizes that may vary
         self.debug = DebugOptions()
         self.probes = ProbeLog()
+        self.alike = Alike()  # modules with which all processes have begun alike
         self.counted: dict[str, int] = {}  # the steps in the store, as they are after the present one
         self._last = kind.last
         self._forms: dict[tuple[Any, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
@@ -322,8 +322,7 @@ class Internals:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self.in_build(), outside_of_modes():  # ops of a capture are no ops of the step
-                with handlers_heard(), handlers_held_back():
-                    initialise_lazy(request)
+                prepare(request, self.alike)
                 return compile_step(request, reason=reason, number=number, hold=hold, capture_by=capture_by)
         except (Served, NotPermitted):
             raise

@@ -11,13 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.ops import (
-    HigherOrderOperator,
-    OpOverload,
-    has_effect,
-    is_custom,
-    is_random,
-)
+from monograph.compat.distributed.ops import communicates
+from monograph.compat.ops import HigherOrderOperator, OpOverload, has_effect, is_custom, is_random
 from monograph.ir.memory import Groups, shown_values, shows_nothing
 from monograph.ir.meta import form, output_nodes
 
@@ -45,7 +40,7 @@ _ELEMENTWISE = frozenset(
 
 
 def acts(node: fx.Node) -> bool:
-    """True for ops that must run even if nothing reads their results: they draw random numbers or check values."""
+    """True for ops that must run even if nothing reads their results: they draw, check values, or talk to other processes."""
     if isinstance(node.target, HigherOrderOperator):
         return any(map(acts, _branch_nodes(node)))
     return _acts(node.target)
@@ -58,7 +53,7 @@ def is_pure(node: fx.Node) -> bool:
 
 @cache
 def _acts(target: Any) -> bool:
-    return is_random(target) or has_effect(target)
+    return is_random(target) or has_effect(target) or communicates(target)
 
 
 @cache

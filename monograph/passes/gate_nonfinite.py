@@ -9,19 +9,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.distributed.programs.collectives import groups_in
 from monograph.ir.meta import TensorMeta, output_nodes, set_origin, value
 from monograph.ir.port import FINITE, GRADIENTS, Port, Role
 from monograph.ir.program import Program
 from monograph.user_code.lines import Origin
 
-aten = torch.ops.aten
+aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
 
 def gate_nonfinite(program: Program) -> Program:
     """Put a last output after the others, a flag, and keep the old state where it says that a step is not finite.
 
     Not finite are a NaN among the results and in new state, an infinity in a result without dimensions (a loss), and
-    one in state that had none. Gradients do not count: a scaler lets them overflow, and skips the step itself.
+    one in state that had none. Gradients do not count: a scaler lets them overflow, and skips the step itself. Where a step
+    is one of several processes, a number in one of them counts for all.
     """
     copy = program.rebuilt()
     graph = copy.graph
@@ -38,6 +40,8 @@ def gate_nonfinite(program: Program) -> Program:
         if not flags:
             return program
         flag = writer.op(aten.all.default, writer.op(aten.stack.default, flags))
+        for group in groups_in(program):  # all processes keep the step, or none
+            flag = writer.in_all_processes(flag, group)
         for index, port in copy.updates():
             old = before.get(port.path)
             if old is not None and _same_form(results[index], old):
@@ -78,6 +82,13 @@ class _Writer:
         node = self._graph.call_function(target, args)
         set_origin(node, Origin(phase="update"))
         return node
+
+    def in_all_processes(self, flag: fx.Node, group: str) -> fx.Node:
+        """True in the program if a flag is true in each process of a group."""
+        number = self.op(aten._to_copy.default, flag)
+        number.kwargs = {"dtype": torch.float32}
+        least = self.op(c10d.wait_tensor.default, self.op(c10d.all_reduce.default, number, "min", group))
+        return self.op(aten.ne.Scalar, least, 0)
 
     def is_fine(self, item: fx.Node, old: fx.Node | None, port: Port) -> fx.Node:
         """True in the program if a value may be taken over."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from monograph.distributed.programs.collectives import calls_in_order, groups_in
 from monograph.errors import MonographError, PassError
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
@@ -43,6 +44,9 @@ class _Wrapped:
     """A pass under the name of the function that it calls."""
 
     function: Pass
+    communicates: bool = (
+        False  # adds collectives or merges them: no other pass may, all processes run them in one order
+    )
 
     @property
     def __name__(self) -> str:
@@ -73,6 +77,13 @@ class OnWhole(_Wrapped):
         return made
 
 
+class OfCollectives(_Wrapped):
+    """A pass for steps that have collectives: no stage of others."""
+
+    def __call__(self, program: Program) -> Program:
+        return self.function(program)
+
+
 def place_of(function: Pass) -> Origin | None:
     """Where a function, or the class of a callable object, says what it does; None if Python does not know."""
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -84,6 +95,8 @@ def run_passes(first: Stage, passes: Iterable[Pass]) -> tuple[Stage, ...]:
     verify(first.program, after=first.name)
     stages = [first]
     for step in passes:
+        if isinstance(step, OfCollectives) and not groups_in(stages[-1].program):
+            continue
         start = time.perf_counter()
         program = _checked(step, stages[-1].program)
         stages.append(Stage(pass_name(step), program, time.perf_counter() - start))
@@ -111,10 +124,19 @@ def _checked(step: Pass, before: Program) -> Program:
         compute_sizes(part.graph)
     try:
         verify(program, after=name)
+        _check_collectives(step, before, program)
     except PassError as error:
         where = place_of(step.function) if isinstance(step, AddedPass) else None
         raise PassError(error.message, where=where or error.where, hint=_HINT if added else "") from None
     return program
+
+
+def _check_collectives(step: Pass, before: Program, after: Program) -> None:
+    may = isinstance(step, _Wrapped) and step.communicates
+    if not may and list(calls_in_order(before)) != list(calls_in_order(after)):
+        raise PassError(
+            f"pass {pass_name(step)} drops collectives, adds some, or changes their order: other processes wait for them"
+        )
 
 
 def _applied(step: Pass, program: Program) -> Program:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from monograph.passes.add_to_output import add_to_output
 from monograph.passes.canonicalise import canonicalise
 from monograph.passes.cast_scale import cast_scale
+from monograph.passes.collectives import merge_collectives
 from monograph.passes.cse import cse
 from monograph.passes.dce import dce
 from monograph.passes.fold_constants import fold_constants
@@ -27,7 +28,7 @@ from monograph.passes.inductor.stack_numbers import stack_numbers
 from monograph.passes.inductor.wide_halves import wide_halves
 from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.model_update import model_update
-from monograph.passes.run import AddedPass, OnWhole, Pass
+from monograph.passes.run import AddedPass, OfCollectives, OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.settings import Settings, pass_name
 
@@ -37,6 +38,7 @@ class Runs(StrEnum):
 
     ALWAYS = "always"
     COMPILED = "on compiled backends"
+    TOGETHER = "in steps of several processes"
     ASKED = "when switched on"
 
 
@@ -62,7 +64,9 @@ class Row:
 
     def is_on(self, settings: Settings) -> bool:
         """True if it runs under these settings."""
-        by_itself = self.runs is Runs.ALWAYS or (self.runs is Runs.COMPILED and settings.is_compiled)
+        by_itself = self.runs in (Runs.ALWAYS, Runs.TOGETHER) or (
+            self.runs is Runs.COMPILED and settings.is_compiled
+        )
         return dict(settings.passes).get(self.name, by_itself)
 
 
@@ -105,10 +109,15 @@ PASSES: tuple[Row, ...] = (
         switch="allow_fuse_model_update_ops",
     ),
     Row(
-        OnWhole(gate_nonfinite),
+        OnWhole(gate_nonfinite, communicates=True),
         "takes over new state only if the whole step is finite",
         Runs.ASKED,
         switch="detect_nonfinite",
+    ),
+    Row(
+        OfCollectives(merge_collectives, communicates=True),
+        "merges what is sent between processes, and lets it begin as soon as it can",
+        Runs.TOGETHER,
     ),
     Row(schedule_updates, "runs each update as soon as its gradient is there", Runs.COMPILED),
 )

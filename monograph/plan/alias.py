@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from monograph.compat.distributed.ops import waits
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.memory import shown_values
 from monograph.ir.meta import TensorMeta, output_nodes, value
@@ -104,7 +105,7 @@ class _Walk:
             return _fresh(node, described, _NOTHING.union(*others))
         if not any(shown):
             return _fresh(node, described)
-        if all(shown):
+        if all(shown) and not waits(node.target):  # until then there is nothing to be seen
             self.views.append(node.name)
         results = tuple(map(self._bases_of, shown))
         if len(shown) > 1:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.ops import aliased_arguments, makes_memory
 from monograph.compat.tensors import storage_key
@@ -76,6 +77,8 @@ def tensor_arguments(node: fx.Node) -> list[fx.Node]:
 
 
 def _probed(node: fx.Node) -> Sharing | None:
+    if communicates(node.target):  # which would
+        return _by_schema(node)
     count = len(list(metas(value(node))))
     arguments: list[torch.Tensor] = []
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from monograph.distributed.programs.collectives import read_by
 from monograph.ir.meta import computes
 from monograph.plan.alias import Aliases, Storage
 
@@ -33,7 +34,7 @@ def frees(
     for node in graph.nodes:
         if computes(node):
             last_reader[node] = node
-        for needed in node.all_input_nodes if node.op != "output" else _returned(node, kept):
+        for needed in read_by(node) if node.op != "output" else _returned(node, kept):
             if computes(needed):
                 last_reader[needed] = node
     dead: dict[str, list[str]] = {}
@@ -56,7 +57,7 @@ def lifetimes(graph: fx.Graph, memory: Aliases) -> Mapping[Storage, Lifetime]:
     last: dict[Storage, str] = {}
     for node in graph.nodes:
         if node.name not in memory.views:
-            for needed in node.all_input_nodes:
+            for needed in read_by(node):
                 for storage in memory.possible[needed.name]:
                     last[storage] = node.name
         for storage in memory.certain.get(node.name, ()):

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates, reads_until_awaited, waits
 from monograph.errors import PlanError
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, metas, value
@@ -71,6 +72,8 @@ class Simulation:
         self._values: dict[str, Tensors] = {}
         self._results: dict[str, list[Tensors]] = {}  # of a value that is a list, one by one
         self._writes: dict[str, list[int]] = {}
+        self._coming: dict[Block, str] = {}  # what a collective is still to leave there
+        self._sent: dict[str, Tensors] = {}  # what collectives go on reading, by their names
         for index, place in self.plan.in_place.items():
             self._writes.setdefault(place.early, []).append(index)
 
@@ -89,6 +92,8 @@ class Simulation:
             self._check_written(index)
         for node_name in self._writes:
             raise PlanError(f"new state is to be written after {node_name}, which never runs")
+        for node_name in self._coming.values():
+            raise PlanError(f"nothing waits for {node_name}, a collective")
         return self
 
     def _run(self, node: fx.Node) -> None:
@@ -98,12 +103,35 @@ class Simulation:
             self.inputs.append(made)
         for view in made:
             self._hold(view.place.block)
+        self._communicate(node, made)
         inside = self.parts[str(node.target)].peak_bytes if node.op == "call_module" else 0
         self.peak_bytes = max(self.peak_bytes, self.held_bytes, before + inside)
         for name in self.plan.frees.get(node.name, ()):
             self._free(name, node.name)
         for index in self._writes.pop(node.name, ()):
             self._write(index, node.name)
+
+    def _communicate(self, node: fx.Node, made: Tensors) -> None:
+        """A collective begins, or is done: until then what it is given stays as it is, and what it makes is not there."""
+        if waits(node.target):
+            for block in (view.place.block for view in made):
+                if (collective := self._coming.pop(block, None)) is None:
+                    raise PlanError(f"{node.name} waits for what no collective makes")
+                self._check_sent(collective, node.name)
+        elif communicates(node.target):
+            self._coming |= {view.place.block: node.name for view in made}
+            if reads_until_awaited(node.target):
+                arguments = dict.fromkeys(tensor_arguments(node))
+                self._sent[node.name] = [view for item in arguments for view in self._values[item.name]]
+
+    def _check_sent(self, collective: str, wait: str) -> None:
+        for place in (place for view in self._sent.get(collective, ()) for place in view.places()):
+            if place.block.writer != place.writer:
+                raise PlanError(
+                    f"{place.block.writer} has overwritten what {collective} reads until {wait} is done"
+                )
+            if not (place.block.holders or place.block.of_caller):
+                raise PlanError(f"what {collective} reads until {wait} is done is freed before")
 
     # --- what a node makes ---------------------------------------------------------------------------------------
 
@@ -213,6 +241,8 @@ class Simulation:
         tensors = self._find(node, reader)
         for view in tensors:
             for place in (view.place, *view.others) if view.others else (view.place,):
+                if place.block in self._coming:
+                    raise PlanError(f"{reader} reads {node.name} before {self._coming[place.block]} is done")
                 if place.block.writer != place.writer:
                     raise PlanError(
                         f"{reader} reads {node.name}, whose memory {place.block.writer} has overwritten"

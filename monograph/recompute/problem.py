@@ -21,6 +21,7 @@ from monograph.compat.ops import (
     packet_name,
     schema_arguments,
 )
+from monograph.distributed.programs.collectives import read_by
 from monograph.ir.memory import changed_by
 from monograph.ir.meta import computes, origin
 from monograph.ir.program import Program
@@ -215,7 +216,7 @@ class _Reading:
         """What a node reads; to make a view is no read. Of an input, what may be a view of it counts."""
         if node.name in self.memory.views:
             return
-        for needed in node.all_input_nodes:
+        for needed in read_by(node):
             yield from self._shown(needed)
             for storage in self.memory.possible[needed.name] - self.memory.certain[needed.name]:
                 yield self.number[storage]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
 from monograph.ir.graph_signature import (
     Assign,
     Copy,
@@ -30,7 +31,7 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
         case CopyToArgument(index):
             leaves[index].detach().copy_(output)
         case CopyToGradient(parameter):
-            parameter.grad.copy_(output)  # type: ignore[union-attr]
+            held_gradient(parameter).copy_(output)
         case Assign(container, key, _, int(index)):
             container[key] = leaves[index]
         case Assign(container, key, True):
@@ -45,4 +46,10 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
         case Gradient(None, index):
             leaves[index].grad = output
         case Gradient(torch.Tensor() as tensor):
-            tensor.grad = output
+            in_parts = output is not None and is_sharded(tensor)
+            tensor.grad = with_local(tensor, output, requires_grad=False) if in_parts else output
+
+
+def held_gradient(parameter: torch.Tensor) -> Any:
+    """The gradient that a parameter has, or what this process has of it."""
+    return part_of(parameter.grad)

@@ -27,7 +27,7 @@ from monograph.ir.port import FINITE
 from monograph.ir.program import Program
 from monograph.runtime.binding import InputTable, Outputs, generators_of
 from monograph.runtime.custom_ops import checked_once
-from monograph.runtime.deliver import deliver
+from monograph.runtime.deliver import deliver, held_gradient
 from monograph.runtime.failures import raise_in_place_of
 from monograph.runtime.live_view import live_view
 from monograph.runtime.python_values import Values, known_before, values_after
@@ -93,7 +93,7 @@ class Executor:
             found = number.container[number.key]
             inputs[position] = found if number.index is None else found[number.index]
         for position, parameter in gradients:
-            inputs[position] = parameter.grad
+            inputs[position] = held_gradient(parameter)
         return inputs
 
     def release(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from monograph.compat.distributed.tensors import part_of
 from monograph.errors import DefinitionError
 
 Decay = float | Callable[[int], float]
@@ -60,24 +61,27 @@ class Average:
         ours, theirs = self.weights[name], named[name]
         return (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
 
+    def _averaged(self) -> list[torch.Tensor]:
+        return _parts(self.weights.values())
+
     def update(self) -> None:
         """One update in eager mode."""
         with torch.no_grad():
             if self.updates:
-                torch._foreach_lerp_(list(self.weights.values()), self.parameters(), self["weight"])
+                torch._foreach_lerp_(self._averaged(), _parts(self.parameters()), self["weight"])
         self.finish(self.updates)
 
     def finish(self, updates: int) -> None:
         """Count an update that the step has made, `updates` being those before it. Twice is once."""
         if updates == 0:
             with torch.no_grad():
-                torch._foreach_copy_(list(self.weights.values()), self.parameters())
+                torch._foreach_copy_(self._averaged(), _parts(self.parameters()))
         self.updates = updates + 1
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Inside, the parameters have the values of the average; they stay the same objects."""
-        parameters, averaged = self.parameters(), list(self.weights.values())
+        parameters, averaged = _parts(self.parameters()), self._averaged()
         kept = [parameter.detach().clone() for parameter in parameters]
         try:
             with torch.no_grad():
@@ -108,3 +112,8 @@ class Average:
                 raise ValueError(f"{name} is {tuple(value.shape)}; here it is {tuple(weight.shape)}")
             pairs.append((weight, value))
         return int(state_dict["n_averaged"]), pairs
+
+
+def _parts(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What this process has of tensors that may be in parts."""
+    return list(map(part_of, tensors))

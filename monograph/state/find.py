@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.compat.amp import SCALER_TENSORS, is_dynamic_scaler
+from monograph.compat.distributed.tensors import is_sharded, local_of
 from monograph.compat.modes import outside_of_function_modes
 from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
@@ -263,6 +264,8 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
     """Raise UnsupportedTensorError for kinds of tensors that cannot be state."""
     if is_lazy(tensor):
         return
+    if is_sharded(tensor):
+        return check_tensor(local_of(tensor), path)
     problem = None
     if tensor.is_inference():
         problem, hint = "was made under torch.inference_mode()", "make the module outside of inference_mode"
@@ -285,11 +288,9 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
 def _check_module(path: str, module: nn.Module) -> None:
     kind = type(module)
     if kind.__name__ in (
-        "DistributedDataParallel",
         "FullyShardedDataParallel",
         "DataParallel",
-        "FSDPModule",
-    ) or any(base.__name__ == "FSDPModule" for base in kind.__mro__):
+    ):
         raise UnsupportedTensorError(
             f"{path} is wrapped by {kind.__name__}",
             hint="give the graph the module inside (`.module`); the wrapper synchronises in ways a graph cannot see",

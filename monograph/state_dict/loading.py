@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from monograph.compat.distributed.tensors import laid_out_alike
 from monograph.errors import CheckpointError
 from monograph.state.random import RandomState
 from monograph.state.signals import interruptible
@@ -58,7 +59,8 @@ class Loading:
         """Put the loaded values in place. Doing it twice does the same."""
         if self.copies:
             with torch.no_grad():
-                torch._foreach_copy_([live for live, _ in self.copies], [loaded for _, loaded in self.copies])
+                copies = [laid_out_alike(live, loaded) for live, loaded in self.copies]
+                torch._foreach_copy_([live for live, _ in copies], [loaded for _, loaded in copies])
         for action in self.commits:
             action()
 

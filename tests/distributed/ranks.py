@@ -74,9 +74,11 @@ class Group:
         return found
 
 
-def on_ranks(function: Callable[..., Any], size: int, *arguments: Any, seconds: float = 60.0) -> list[Any]:
+def on_ranks(
+    function: Callable[..., Any], *arguments: Any, ranks: int = 2, seconds: float = 60.0
+) -> list[Any]:
     """What a function gives on each rank; an error of one is raised, with those of the others."""
-    outcomes = Group(function, size, *arguments, seconds=seconds).results()
+    outcomes = Group(function, ranks, *arguments, seconds=seconds).results()
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     if errors:
         raise BaseExceptionGroup("ranks have failed", errors)

@@ -184,7 +184,7 @@ def agreeing() -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def agreed() -> list[dict[str, object]]:
-    return on_ranks(agreeing, 2)
+    return on_ranks(agreeing)
 
 
 def test_a_known_signature_is_not_asked_about(agreed: list[dict[str, object]]) -> None:

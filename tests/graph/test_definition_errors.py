@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import monograph as mg
 from tests.graph.error_checks import Tagged, check, forward, quantised, sgd, trained
@@ -152,13 +150,6 @@ def test_a_wrong_setting(use):
 # --- what a graph cannot hold -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def process_group():
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def buffered(make: Callable[[], torch.Tensor]) -> Callable[[], nn.Module]:
     def module() -> nn.Module:
         inner = linear()
@@ -173,13 +164,6 @@ def made_in_inference_mode() -> nn.Module:
         return nn.Sequential(linear())
 
 
-def with_dtensor() -> nn.Module:
-    model = nn.Sequential(linear())
-    mesh = init_device_mesh("cpu", (1,))
-    model[0].weight = nn.Parameter(distribute_tensor(torch.ones(3, 4), mesh, [Replicate()]))
-    return model
-
-
 def with_subclass() -> nn.Module:
     model = nn.Sequential(linear())
     model[0].weight = nn.Parameter(torch.ones(3, 4).as_subclass(Tagged))
@@ -192,12 +176,7 @@ def with_subclass_attribute() -> nn.Module:
     return model
 
 
-def wrapped_by_ddp() -> nn.Module:
-    return nn.Sequential(nn.parallel.DistributedDataParallel(linear()))
-
-
 UNHELD: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
-    "a DTensor": (with_dtensor, ["model.0.weight", "DTensor"]),
     "another subclass": (with_subclass, ["model.0.weight", "Tagged"]),
     "a subclass as an attribute": (with_subclass_attribute, ["model.0.table", "Tagged"]),
     "a quantised buffer": (buffered(quantised), ["model.0.table", "quantised"]),
@@ -206,7 +185,6 @@ UNHELD: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         ["model.0.table", "sparse"],
     ),
     "an inference tensor": (made_in_inference_mode, ["model.0.weight", "inference_mode"]),
-    "DistributedDataParallel": (wrapped_by_ddp, ["model.0", "DistributedDataParallel", ".module"]),
     "DataParallel": (
         lambda: nn.Sequential(nn.DataParallel(linear())),
         ["model.0", "DataParallel", ".module"],
@@ -220,7 +198,7 @@ UNHELD: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", UNHELD)
-def test_a_module_that_no_graph_holds(name, process_group):
+def test_a_module_that_no_graph_holds(name):
     make, parts = UNHELD[name]
     model = make()
     step = graph(trained, model=model)

@@ -30,7 +30,7 @@ USERS_OF_PUBLIC_NAMES = WHOLE
 BENCHMARKS = PACKAGE.parent / "benchmarks"
 NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "tools"}
 
-GROUND_FLOOR = {"compat", "errors", "layout", "settings", "sizes", "user_code"}
+GROUND_FLOOR = {"compat", "compat/distributed", "errors", "layout", "settings", "sizes", "user_code"}
 PRIVATE_TORCH = "compat/"
 # in the methods that only look at a graph or at its state, and for a second process: training does without
 IMPORT_LATE = {"graph.py", "inspected.py", "internals/upgrades.py"}

@@ -159,7 +159,7 @@ def names(**settings: Any) -> list[str]:
 
 
 def test_the_passes_in_their_order():
-    assert names() == ["canonicalise", "fold_constants", "cse", "dce"]
+    assert names() == ["canonicalise", "fold_constants", "cse", "dce", "merge_collectives"]
     every = (("gate_nonfinite", True), ("model_update", True))
     assert names(backend="inductor", passes=every) == list(PASS_NAMES)
     assert names(backend="inductor") == [
@@ -171,12 +171,15 @@ def test_the_passes_in_their_order():
         "cse",
         "dce",
         "add_to_output",
+        "merge_collectives",
     ]
     assert "cast_scale" not in names(backend="inductor", passes=(("cast_scale", False),))
 
 
 def test_an_added_pass_stands_where_it_is_put():
-    assert names(added_passes=((smooth, None),)) == ["canonicalise", "fold_constants", "cse", "dce", "smooth"]
+    assert names(added_passes=((smooth, None),)) == [
+        *("canonicalise", "fold_constants", "cse", "dce", "merge_collectives", "smooth")
+    ]
     added = ((smooth, "cse"), (shift, "smooth"), (spoil, "cast_scale"))
     assert names(added_passes=added) == [
         "canonicalise",
@@ -186,6 +189,7 @@ def test_an_added_pass_stands_where_it_is_put():
         "shift",
         "dce",
         "spoil",
+        "merge_collectives",
     ]
 
 
@@ -358,8 +362,8 @@ def test_explain_tells_what_the_passes_did():
     assert f"canonicalise: {stages['capture']} ops become {stages['canonicalise']}" in text
     assert "nothing to do: fold_constants" in text
     assert (
-        "off: fused_to_single, cast_scale, add_to_output, model_update, gate_nonfinite, schedule_updates"
-        in text
+        "off: fused_to_single, cast_scale, add_to_output, model_update, gate_nonfinite, merge_collectives, "
+        "schedule_updates" in text
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,8 @@ import torch
 
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import parameter_hooks
+from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
+from monograph.compat.fakes import make_fake
 from monograph.compat.tensors import changes_of
 from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
@@ -29,6 +31,10 @@ def check_no_gradients(owned: Owned, settings: Settings) -> None:
                 "set_gradient_accumulation_steps() gradients are summed within one call only",
                 hint="clear gradients between calls: model.zero_grad(set_to_none=True)",
             )
+
+
+def _as_it_is(_parameter: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    return total
 
 
 class Untouched:
@@ -65,19 +71,27 @@ class MicroGradients:
     slots: Sequence[Slot]
     whole: Collection[int]  # the arguments that are not split
     taken: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # by path of the parameter
+    averaged: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+        _as_it_is  # what becomes of a parameter's sum before others see it
+    )
 
     def __post_init__(self) -> None:
         self._parameters: dict[str, torch.Tensor] = {}
         self._sums: dict[str, torch.Tensor] = {}
         for item in list(self.inputs.items):
-            if item.role is Role.PARAM and item.fake.requires_grad:
-                self._check_hooks(item.path, item.real)
-                total = self.inputs.fake_like(item.real)
-                self._parameters[item.path], self._sums[item.path] = item.fake, total
+            if item.role is Role.PARAM and item.shown.requires_grad:
+                self._check_hooks(item.path, item.owner)
+                like, leaf = item.owner if item.part is None else item.part, item.shown
+                if item.sums_whole:
+                    like, leaf = item.real, item.fake
+                total = _fake_gradient(self.inputs, part_of(like))
+                self._parameters[item.path] = leaf
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
+                whole = with_local(like, total, requires_grad=False) if is_sharded(like) else total
+                self._sums[item.path] = whole
         self._left = Untouched(self._parameters)
         self._first = {
-            item.path: (item.fake, changes_of(item.fake))
+            item.path: (item.shown, changes_of(item.shown))
             for item in self.inputs.items
             if item.real is not None and isinstance(item.fake, torch.Tensor)
         }
@@ -102,9 +116,9 @@ class MicroGradients:
         for path, parameter in self._parameters.items():
             if parameter.grad is not None:
                 _check_final(path, parameter.grad)
-                self.taken.setdefault(path, []).append(parameter.grad.detach())
+                self.taken.setdefault(path, []).append(part_of(parameter.grad).detach())
             if path in self.taken:
-                parameter.grad = self._sums[path]
+                parameter.grad = self.averaged(parameter, self._sums[path])
         self._left.note()
         self._before_update = self._present()
 
@@ -158,3 +172,12 @@ def _check_final(path: str, gradient: torch.Tensor) -> None:
             "the sum over micro-batches has no history",
             hint="use torch.autograd.grad(loss, parameters, create_graph=True) for a penalty, then one backward()",
         )
+
+
+def _fake_gradient(inputs: Inputs, real: torch.Tensor) -> torch.Tensor:
+    """The fake of a gradient: laid out as autograd lays out that of `real`."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
+    layout = torch.preserve_format if dense else torch.contiguous_format
+    with inputs.mode:
+        fake = make_fake(inputs.mode, real.detach(), planned=inputs.without_data)
+        return torch.empty_like(fake, memory_format=layout)

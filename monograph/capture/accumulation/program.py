@@ -7,13 +7,14 @@ micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from torch import fx
 
+from monograph.capture.accumulation.first_buffers import TakenOver
 from monograph.capture.accumulation.steps import compose, whole_batch
 from monograph.compat.ops import is_random
 from monograph.errors import CaptureError
@@ -29,16 +30,22 @@ _LATE_PHASES = ("update", "average")
 
 
 def two_programs(
-    program: Program, *, steps: int, split: Collection[str], moved: Collection[str] = ()
+    program: Program,
+    *,
+    steps: int,
+    split: Collection[str],
+    moved: Collection[str] = (),
+    taken_over: Sequence[TakenOver] = (),
 ) -> Program:
     """The step over `steps` micro-batches.
 
     `program` is one micro-step: its GRAD inputs are the summed gradients, its GRAD outputs those of the micro-batch.
     `split` are the paths of the inputs that are batches, `moved` those of state that changes before `backward()` is
-    done.
+    done, `taken_over` buffers that are those of the first process before.
     """
     cut = _Cut(program, split, moved, steps)
-    return compose(program, cut.accumulate(), cut.update(), steps=steps, split=split)
+    parts = cut.accumulate(), cut.update()
+    return compose(program, *parts, steps=steps, split=split, taken_over=taken_over)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from monograph.capture.accumulation.first_buffers import TakenOver, take_over
 from monograph.errors import CaptureError
 from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role, gradient_path
@@ -22,11 +23,18 @@ from monograph.user_code.lines import Origin, user_place
 
 
 def compose(
-    flat: Program, accumulate: Program, update: Program, *, steps: int, split: Collection[str]
+    flat: Program,
+    accumulate: Program,
+    update: Program,
+    *,
+    steps: int,
+    split: Collection[str],
+    taken_over: Sequence[TakenOver] = (),
 ) -> Program:
     """The program that calls `accumulate` for each of `steps` micro-batches, and then `update`.
 
-    Its ports are those of `flat` without GRAD; the inputs at the paths in `split` are `steps` times as long.
+    Its ports are those of `flat` without GRAD; the inputs at the paths in `split` are `steps` times as long. Buffers that the
+    step changes are `taken_over` first.
     """
     writer = _Writer(accumulate, update, steps, split)
     inputs = [port for port in flat.inputs if port.role is not Role.GRAD]
@@ -34,6 +42,12 @@ def compose(
     for node, port in zip(nodes, flat.inputs, strict=True):
         if port.role is not Role.GRAD:
             writer.take(node, port)
+    changed = {port.path for port in accumulate.outputs if port.role is Role.STATE}
+    for taken in taken_over:
+        own = replace(
+            taken, paths=tuple(path for path in taken.paths if path in changed & set(writer.current))
+        )
+        writer.current |= take_over(writer.graph, own, writer.current)
     for index in range(steps):
         writer.micro_step(index)
     writer.update_step()

@@ -59,11 +59,11 @@ class AttributeTensors:
         for item in self.inputs.items:
             if not isinstance(item.real, torch.Tensor):
                 continue
-            for effect in tensor_attributes(item.path, item.real, item.fake, stored):
+            for effect in tensor_attributes(item.path, item.owner, item.shown, stored):
                 ((name, value),) = effect.after.items() or [("", None)]
                 old = effect.before.get(name)
                 if isinstance(value, torch.Tensor) and is_fake(value):
-                    self._collect(effect.label, vars(item.real), name, value, old)
+                    self._collect(effect.label, vars(item.owner), name, value, old)
                 elif holds_fakes(value):
                     raise CaptureError(
                         f"build() puts an object that holds tensors of the step into {effect.label}",

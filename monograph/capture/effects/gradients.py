@@ -8,6 +8,7 @@ import torch
 
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.tensors.fakes import Inputs
+from monograph.errors import DistributedError
 from monograph.ir.graph_signature import Argument, Gradient, HeldGradient
 from monograph.ir.port import Role, gradient_path
 
@@ -18,18 +19,23 @@ def gradients_left(inputs: Inputs, without: list[str], *, keep_gradients: bool) 
     `without` gets the paths of the parameters that are trained and get none.
     """
     for item in inputs.items:
-        tensor = item.fake
+        tensor = item.shown
         asked = isinstance(tensor, torch.Tensor) and (tensor.is_leaf or tensor.retains_grad)
         gradient = tensor.grad if asked else None
         if item.role is Role.PARAM:
-            if gradient is None and item.real.requires_grad:
+            if gradient is None and item.owner.requires_grad:
                 without.append(item.path)
             held = inputs.by_fake.get(id(gradient))
             source = None if held is None else held.source
-            if isinstance(source, HeldGradient) and source.parameter is item.real:
+            if isinstance(source, HeldGradient) and source.parameter is item.owner:
                 continue  # it was there before: what was added to it goes into it
-            if keep_gradients and (item.real.requires_grad or item.real.grad is not None):
-                yield StateOutput(gradient, Gradient(item.real), gradient_path(item.path))
+            if keep_gradients and item.part is not None:
+                raise DistributedError(
+                    f"keep_gradients() with a part of {item.path}: no process has the whole gradient",
+                    hint="enable_zero(stage=3), where parameters and their gradients are DTensors",
+                )
+            if keep_gradients and (item.owner.requires_grad or item.owner.grad is not None):
+                yield StateOutput(gradient, Gradient(item.owner), gradient_path(item.path))
         elif gradient is not None and isinstance(item.source, Argument):
             target = Gradient(None, item.source.index)
             yield StateOutput(gradient, target, gradient_path(item.path))

@@ -11,9 +11,10 @@ from monograph.capture.effects.arguments import GivenContainer, NewContent
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
-from monograph.errors import CaptureError
+from monograph.errors import CaptureError, DistributedError
 from monograph.ir.call.tree import Tree, flatten, with_parts
 from monograph.ir.graph_signature import Argument, Copy, Refill, Result
 
@@ -72,6 +73,11 @@ class Results:
             real = self.inputs.real_of(leaf)
             if (real is not None and id(real) not in self._replaced) or not is_fake(leaf):
                 return Result("fixed", value=leaf if real is None else real)
+        if is_sharded(leaf):
+            raise DistributedError(
+                f"build() {does} a DTensor",
+                hint="give its full_tensor(), or what this process holds: its to_local()",
+            )
         if id(leaf) not in self._positions:
             self._positions[id(leaf)] = len(self.outputs)
             self.outputs.append(leaf)

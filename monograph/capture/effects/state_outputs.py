@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,10 @@ import torch
 
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.distributed.tensors import is_sharded, local_of
 from monograph.compat.tensors import planned_device
-from monograph.ir.graph_signature import Copy, Fixed, Target
+from monograph.errors import DistributedError
+from monograph.ir.graph_signature import Copy, Fixed, Gradient, Target
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,26 @@ class StateOutput:
     target: Target
     path: str
     place: OwnPlace | None = None  # where build() put it, if it is copied into what was there
+
+
+def in_parts(state_outputs: Iterable[StateOutput]) -> Iterator[StateOutput]:
+    """With the part of this process in place of each DTensor.
+
+    Raises DistributedError for one that is put where none of its form was.
+    """
+    for item in state_outputs:
+        if not is_sharded(item.value):
+            yield item
+            continue
+        target: Any = item.target
+        if isinstance(target, Copy) and is_sharded(target.tensor):
+            target = Copy(local_of(target.tensor))
+        elif not isinstance(target, Gradient):
+            raise DistributedError(
+                f"build() puts a DTensor into {item.path}, where there was none of its form",
+                hint="keep what it holds: its to_local(), or its full_tensor()",
+            )
+        yield replace(item, value=local_of(item.value), target=target)
 
 
 def fits(value: torch.Tensor, real: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from monograph.capture.guards.sources.overlay import Overlay, is_hooks, real_att
 from monograph.capture.guards.sources.places import Content, Entries
 from monograph.capture.guards.sources.values import ABSENT
 from monograph.compat.autograd import held_by
-from monograph.compat.modules import BUFFERS, PARAMETERS, SUBMODULES, submodules_of
+from monograph.compat.modules import BUFFERS, MARK_OF_PARAMETER, PARAMETERS, SUBMODULES, submodules_of
 from monograph.errors import CaptureError, HookError
 
 
@@ -50,7 +50,7 @@ def tensor_attributes(
 ) -> Iterator[Effect]:
     """What Python attributes of a tensor have become; `stored` are the names that code gives values to."""
     there, seen = vars(real), vars(fake)
-    for name in there.keys() | (stored & seen.keys()):
+    for name in (there.keys() | (stored & seen.keys())) - {MARK_OF_PARAMETER}:
         before, after = there.get(name, ABSENT), seen.get(name, ABSENT)
         if after is not before:
             now = {} if after is ABSENT else {name: after}

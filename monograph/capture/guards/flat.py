@@ -20,8 +20,7 @@ from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.owned import OwnedGuards
 from monograph.capture.tensors.functional.overlaps import Apart
 from monograph.compat.global_state import QUICK_MODES
-from monograph.compat.numpy import words_at
-from monograph.compat.tensors import quick_metadata_guard
+from monograph.compat.tensors import quick_metadata_guard, words_at
 from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.tree import LEAF
 from monograph.layout import contiguous_stride

@@ -22,8 +22,8 @@ from monograph.capture.guards.sources.values import ABSENT
 from monograph.capture.guards.words import place_of_length, place_of_version, words_reader
 from monograph.compat.amp import scaler_values
 from monograph.compat.modules import global_hooks
-from monograph.compat.numpy import WORD
 from monograph.compat.optimizers import OPTIMIZER_HOOK_FIELDS
+from monograph.compat.tensors import WORD
 from monograph.ir.graph_signature import Number
 from monograph.state.find import Owned, RegisteredOptimizer, WeakModules, tensor_paths
 from monograph.state.signals import held_back

@@ -19,8 +19,7 @@ from typing import Any
 from monograph.capture.guards.sources.attributes import isinstance_of
 from monograph.capture.guards.sources.c_attributes import KeptByC
 from monograph.capture.guards.sources.places import Bases, Closure, Function, Kind, Source
-from monograph.compat.numpy import WORD, words_at
-from monograph.compat.tensors import dict_version
+from monograph.compat.tensors import WORD, dict_version, words_at
 
 _IS_CPYTHON = sys.implementation.name == "cpython"  # where id() is an address
 _MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict is in front of the object

@@ -1,11 +1,14 @@
-"""The layout of tensors whose sizes and strides may vary, as C++ asks for it."""
+"""The layout of tensors whose sizes and strides may vary, as C++ asks for it, and the form of arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from monograph.capture.numbers.moving import value_of
+from monograph.ir.meta import size_in
 
 
 def _fills(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
@@ -66,3 +69,28 @@ LAYOUTS: dict[str, Callable[..., bool]] = {
     "is_channels_last_strides_3d": _has_strides_of_channels_last(5),
     "is_non_overlapping_and_dense": is_dense,
 }
+
+
+class ArgumentForm(NamedTuple):
+    """What a tensor among the arguments is besides its values."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def lies_as(self, other: ArgumentForm) -> bool:
+        """True if both have the same layout."""
+        return self[:-1] == other[:-1]
+
+
+def argument_form(tensor: torch.Tensor) -> ArgumentForm:
+    """The present form of a tensor."""
+    return ArgumentForm(
+        tuple(map(size_in, tensor.shape)),
+        tuple(map(size_in, tensor.stride())),
+        int(tensor.storage_offset()),
+        tensor.dtype,
+        tensor.requires_grad,
+    )

@@ -74,7 +74,7 @@ def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inpu
                 hint="add the optimizer inside, which the graph steps at each call; to accumulate gradients: "
                 "config.set_gradient_accumulation_steps(n)",
             )
-    parameters = [item.fake for item in inputs.items if item.role is Role.PARAM]
+    parameters = [item.shown for item in inputs.items if item.role is Role.PARAM]
     unused = not owned.optimizers and not settings.keep_gradients
     if unused and any(parameter.grad is not None for parameter in parameters):
         raise OptimizerError(
@@ -86,9 +86,9 @@ def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inpu
 def check_trainable(inputs: Inputs) -> None:
     """Raise CaptureError if build() has frozen or thawed a parameter for good: the next step begins there."""
     for item in inputs.items:
-        if item.role is Role.PARAM and item.fake.requires_grad != item.real.requires_grad:
+        if item.role is Role.PARAM and item.shown.requires_grad != item.owner.requires_grad:
             raise CaptureError(
-                f"build() leaves requires_grad of {item.path} at {item.fake.requires_grad}: "
+                f"build() leaves requires_grad of {item.path} at {item.shown.requires_grad}: "
                 "the next step would differ",
                 hint="set it before the step, or set it back at the end of build()",
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -21,8 +22,12 @@ _CORNER: Final = 8  # elements in each dimension
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
-def declare_state(registered: RegisteredOptimizer) -> list[Declared]:
+def declare_state(
+    registered: RegisteredOptimizer, parts: Mapping[int, Any] = MappingProxyType({})
+) -> list[Declared]:
     """The state that the first step would create, found without a step; nothing is changed.
+
+    `parts` has by id of a parameter the part of it that is updated.
 
     Entries that depend on gradients are left out: the first step then gets a build of its own.
     """
@@ -34,7 +39,7 @@ def declare_state(registered: RegisteredOptimizer) -> list[Declared]:
             for item in group["params"]
             if item.requires_grad and not registered.optimizer.state.get(item)
         ]
-        entries = ((item, kinds.first_state(group, item)) for item in new)
+        entries = ((item, kinds.first_state(group, parts.get(id(item), item))) for item in new)
         found += [Declared(item, first) for item, first in entries if first]
     return found
 

@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from monograph.capture.optimizers.tracing import change_state, first_state
+from monograph.compat.distributed.tensors import is_sharded, part_laid_out
 from monograph.state.find import RegisteredOptimizer
 
 
@@ -85,12 +86,20 @@ def _renew(item: _Waiting) -> bool:
     """State may start from a hyperparameter, which may have changed since: Rprop's first step size is lr."""
     for group in item.optimizer.param_groups:
         if any(parameter is item.owner for parameter in group["params"]):
-            fresh = first_state(item.optimizer, group, item.owner)
+            fresh = first_state(item.optimizer, group, _updated_part(item))
             if fresh.keys() == item.entries.keys():
                 for key, value in fresh.items():
                     item.entries[key] = _renewed(item.entries[key], value)
                 return True
     return False
+
+
+def _updated_part(item: _Waiting) -> Any:
+    """The parameter, or the part of it that is updated here, if its state is of that alone."""
+    like = next((entry for entry in item.entries.values() if is_sharded(entry)), None)
+    if like is None or is_sharded(item.owner):
+        return item.owner
+    return part_laid_out(item.owner.detach(), like.device_mesh, is_split=like.placements[0].is_shard())
 
 
 def _renewed(old: Any, new: Any) -> Any:

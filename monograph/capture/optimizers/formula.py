@@ -14,6 +14,7 @@ from torch import fx
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.copies import repeat_number
 from monograph.capture.numbers.moving import Moving, is_moving
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.fakes import example_of, shown_example
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import has_effect, is_profiler_mark, is_random
@@ -197,6 +198,8 @@ def _is_understood(node: fx.Node, own: set[fx.Node], parameter: Any) -> bool:
             is_read or (is_moving(value) and target in OPERATIONS)
         )
     if type(value) is not type(parameter) or has_effect(target) or is_random(target) or views_its_input(node):
+        return False
+    if communicates(target):
         return False
     written = written_by(node)
     if (

@@ -57,3 +57,18 @@ class OptimizerInputs:
     def owner_of(self, path: str) -> tuple[str, Any]:
         """The optimizer whose state an input is, and the owner of that state; an empty name for other inputs."""
         return self._owners.get(path, ("", None))
+
+
+def state_with_fakes(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
+    """Optimizer state of the same form, with fakes for tensors and symbols for numbers.
+
+    `counters` maps the id of a dict or list to {key: symbol}.
+    """
+    if not isinstance(entries, (dict, list)):
+        return inputs.fake(entries)
+    numbers = counters.get(id(entries), {})
+    made = {
+        key: numbers[key] if key in numbers else state_with_fakes(entry, inputs, counters)
+        for key, entry in (entries.items() if isinstance(entries, dict) else enumerate(entries))
+    }
+    return made if isinstance(entries, dict) else list(made.values())

@@ -18,14 +18,14 @@ from monograph.ir.graph_signature import Argument
 def carry_hooks(inputs: Inputs, call: Call, mode: FunctionMode) -> None:
     """Hooks of parameters and arguments go to their fakes. `call` has the arguments that build() gets."""
     for item in inputs.items:
-        real = call.leaves[item.source.index] if isinstance(item.source, Argument) else item.real
+        real = call.leaves[item.source.index] if isinstance(item.source, Argument) else item.owner
         if isinstance(real, torch.Tensor) and real.requires_grad and real.is_leaf:
             before, after = parameter_hooks(real)
             try:
                 for hook in before:
-                    item.fake.register_hook(within(mode, hook))
+                    item.shown.register_hook(within(mode, hook))
                 for hook in after:
-                    item.fake.register_post_accumulate_grad_hook(within(mode, hook))
+                    item.shown.register_post_accumulate_grad_hook(within(mode, hook))
             except RuntimeError as error:
                 raise HookError(f"a hook of {item.path} cannot be carried into the graph: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,18 @@ from monograph.capture.optimizers.inputs import OptimizerInputs
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.request import Request
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.distributed.tensors import (
+    is_sharded,
+    local_of,
+    part_of,
+    put_local,
+    rows_here,
+    with_local,
+)
 from monograph.compat.fakes import fake_mode, make_fake
+from monograph.compat.tensors import changes_of
+from monograph.distributed.gather import mean_part, whole_of
+from monograph.distributed.zero import parts_of_whole
 from monograph.errors import AliasError
 from monograph.ir.graph_signature import HeldGradient, Number
 from monograph.ir.port import Role, gradient_path
@@ -49,10 +60,14 @@ class StepInputs:
         self.inputs = Inputs(fake_mode(), with_values, still)
         numbers.put(self.inputs, overlay)
         self.names = tensor_paths(modules)
-        owned = request.owned
-        _enter(overlay, modules.values(), owned.scaler)
+        _enter(overlay, modules.values(), request.owned.scaler)
         self.slots = list(module_slots(modules, overlay.of))
         self._add_state(self.slots)
+        parts = parts_of_whole(owned, request.settings) if (owned := request.owned).optimizers else {}
+        for item in [item for item in self.inputs.items if id(item.real) in parts]:
+            first = request.settings.zero is not None and request.settings.zero.stage == 1
+            sums_whole = first and request.settings.accumulation_steps > 1
+            self.inputs.show_part(item, parts[id(item.real)], sums_whole=sums_whole)
         self.optimizers = OptimizerInputs(self.inputs, self.names, declared, known_counters)
         for registered in owned.optimizers:
             self.optimizers.add(registered)
@@ -91,10 +106,11 @@ class StepInputs:
                         hint="give each parameter a gradient of its own, or none",
                     )
                 planned = self.inputs.without_data
-                fake = make_fake(self.inputs.mode, parameter.grad.detach(), planned=planned)
-                path = gradient_path(name)
-                self.inputs.add(fake, Role.GRAD, path, HeldGradient(parameter))
-                pairs.append((self.inputs.fake(parameter), fake))
+                part = part_of(parameter.grad).detach()
+                fake = make_fake(self.inputs.mode, part, planned=planned)
+                self.inputs.add(fake, Role.GRAD, gradient_path(name), HeldGradient(parameter))
+                shown = self.inputs.show_around(parameter.grad) if is_sharded(parameter.grad) else fake
+                pairs.append((self.inputs.fake(parameter), shown))
         return pairs
 
     def show(self) -> None:
@@ -107,10 +123,41 @@ class StepInputs:
         for parameter, gradient in self._held_gradients:
             parameter.grad = gradient
 
+    def begin_parts(self) -> None:
+        """The trace begins: what this process updates of parameters are views of these."""
+        for item in self.inputs.parts():
+            whole = item.fake.detach()
+            if item.part.placements[0].is_shard():
+                begin, end = rows_here(int(whole.shape[0]), item.part.device_mesh)
+                whole = whole[begin:end]
+            put_local(item.shown, whole)
+
+    def reduced_once(self, averaged: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """What becomes of sums over micro-batches: of those that are whole each process gets its part, others are `averaged`."""
+        whole = {id(item.fake): item for item in self.inputs.parts() if item.sums_whole}
+
+        def reduced(parameter: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+            if (item := whole.get(id(parameter))) is None:
+                return averaged(parameter, total)
+            if item.shown.grad is None:
+                with torch.no_grad():
+                    part = mean_part(total, item.part)
+                item.shown.grad = with_local(item.part, part, requires_grad=False)
+            return total
+
+        return reduced
+
+    def end_parts(self) -> None:
+        """The updates are done: each process gets what the others have updated."""
+        with torch.no_grad():
+            for item in self.inputs.parts():
+                if item.part.placements[0].is_shard() and changes_of(item.shown):
+                    item.fake.detach().copy_(whole_of(local_of(item.shown).clone(), item.part))
+
     def update_average(self, average: Average) -> None:
         """As after each step of the optimizers."""
-        weights = list(map(self.inputs.fake, average.weights.values()))
-        parameters = list(map(self.inputs.fake, average.parameters()))
+        weights = [part_of(self.inputs.fake(item)) for item in average.weights.values()]
+        parameters = list(map(self.inputs.port, average.parameters()))
         with torch.no_grad():
             torch._foreach_lerp_(weights, parameters, self._average_weights[average.path])
 

@@ -15,13 +15,12 @@ from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.optimizers.alike import StepByKinds
 from monograph.capture.optimizers.asked_state import AskedState
 from monograph.capture.optimizers.checks import check_gradients, check_groups, reported_options
-from monograph.capture.optimizers.inputs import OptimizerInputs
+from monograph.capture.optimizers.inputs import OptimizerInputs, state_with_fakes
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.optimizers.skipped_steps import begin_with_rate, no_new_state
 from monograph.capture.optimizers.tracing import Declared, groups_with_fakes
 from monograph.capture.optimizers.writes import OptimizerWrites, copied_groups
 from monograph.capture.step.origins import OriginRecorder
-from monograph.capture.tensors.fakes import state_with_fakes
 from monograph.compat.amp import is_dynamic_scaler
 from monograph.compat.fake_values import fake_values
 from monograph.compat.modes import outside_of_function_modes

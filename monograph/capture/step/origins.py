@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -43,6 +43,10 @@ from monograph.ir.port import gradient_path
 from monograph.user_code.lines import Origin, stack_of, user_line, user_place_in_backward
 
 
+def _call(call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return call(module, *args, **kwargs)
+
+
 class OriginRecorder:
     """Stamps each node of a trace as it is made. One per capture; used in one thread."""
 
@@ -54,6 +58,7 @@ class OriginRecorder:
         checkpointed: Container[str] = (),
     ) -> None:
         self._observer = observer
+        self.run: Callable[..., Any] = _call  # how a module is called, by what calls it
         self._checkpointed = checkpointed  # the paths of modules each of whose calls is a region
         self.paths = {id(module): path for path, module in modules.items()}
         self.variables = variables  # id of a fake → path of its parameter
@@ -167,7 +172,7 @@ class OriginRecorder:
                 begun = len(self._tracer.graph.nodes)
                 watch.resume(reporting)
                 try:
-                    returned = call(module, *args, **kwargs)
+                    returned = self.run(call, module, args, kwargs)
                 finally:
                     watch.pause()
                     stack.pop()

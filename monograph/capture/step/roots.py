@@ -29,7 +29,7 @@ def roots_of(request: Request, modules: Mapping[str, nn.Module], inputs: Inputs)
     classes = dict.fromkeys(kinds_in(request.call.tree))
     yield from ((kind.__qualname__, kind) for kind in classes if kind.__module__ != "builtins")
     yield from ((type(leaf).__qualname__, leaf) for leaf in request.call.leaves if isinstance(leaf, Enum))
-    leaves = [*request.call.leaves, *(item.real for item in inputs.items)]
+    leaves = [*request.call.leaves, *(item.owner for item in inputs.items)]
     yield from (("a hook", hook) for hook in called_by_torch(leaves))
 
 

@@ -16,6 +16,7 @@ from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
 from monograph.capture.effects.python_objects.counters import Counters
 from monograph.capture.effects.python_objects.left import LeftInObjects
 from monograph.capture.effects.side_effects import SideEffects
+from monograph.capture.effects.state_outputs import in_parts
 from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.reach.reach import Reach
@@ -59,6 +60,10 @@ from monograph.compat.modes import around_dispatch, current_tracer, other_thread
 from monograph.compat.patching import replaced
 from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
+from monograph.distributed.averages import AveragedGradients
+from monograph.distributed.buffers import bypass_wrappers, take_over_buffers
+from monograph.distributed.replicas import READ_OF_WRAPPERS, replicas_of
+from monograph.distributed.whole_parameters import WholeParameters
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
 from monograph.ir.port import Role
@@ -104,9 +109,17 @@ class TracedStep:
         self.results = StepResults(inputs, self.side_effects, request.probes, begun.micro)
         held = (owned.owner, *modules.values())
         self.objects = LeftInObjects(numbers, inputs, self._overlay, self.reach, self.side_effects, held)
-        variables = {id(item.fake): item.path for item in inputs.items if item.role is Role.PARAM}
+        variables = {id(item.shown): item.path for item in inputs.items if item.role is Role.PARAM}
         checkpointed = request.settings.checkpointed
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
+        self.replicas = replicas_of(owned, modules, request.settings)
+        self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
+        kept = {id(item.real): (item.fake, item.sums_whole) for item in inputs.parts()}
+        sharded = WholeParameters(modules, inputs.fake, kept)
+        if sharded:
+            self._recorder.run = sharded.run
+        if begun.micro is not None:
+            begun.micro.averaged = begun.reduced_once(self._averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
@@ -144,7 +157,7 @@ class TracedStep:
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
         micro = self._begun.micro
-        around = micro.around_backward() if micro is not None else nullcontext()
+        around = (micro or self._averaged).around_backward()
         with around, in_place_changes_explained(current_tracer().graph):
             yield
 
@@ -208,6 +221,7 @@ class TracedStep:
         self._recorder.attach(tracer)
         self.readings.tracer = tracer
         record_generators(tracer)
+        self._begun.begin_parts()
         self._begun.show_gradients()
         with ExitStack() as stack:
             self._show_fakes(stack)
@@ -225,7 +239,9 @@ class TracedStep:
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
         self.readings.close()
         check_dense(self.side_effects.state_outputs)
-        return outputs + [state_output.value for state_output in self.side_effects.state_outputs]
+        left = self.side_effects.state_outputs
+        left[:] = in_parts(left)
+        return outputs + [state_output.value for state_output in left]
 
     def _show_fakes(self, stack: ExitStack) -> None:
         owned = self.request.owned
@@ -244,6 +260,7 @@ class TracedStep:
         owners = [*(registered.optimizer for registered in owned.optimizers), *self.modules.values()]
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(fakes_hidden(self.inputs.mode))
+        bypass_wrappers(stack, self.replicas, self._averaged, syncs=self._begun.micro is None)
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
         vary = bool(self.inputs.moving.sizes)
         stack.enter_context(functions_know_numbers(self.request.build, *owners, sizes_vary=vary))
@@ -272,6 +289,7 @@ class TracedStep:
         stack.enter_context(self.functions.mode)
         stack.enter_context(probes_go_to(self.results.record_probe))
         stack.enter_context(handles_noted(self.side_effects.module_hooks.handles))
+        self.reach.may_read(READ_OF_WRAPPERS if self.replicas else ())
         self.reach.roots(roots)
         stack.enter_context(
             around_dispatch(self._watch.pause, self._watch.resume, self.functions.answer, UNKNOWN)
@@ -285,6 +303,8 @@ class TracedStep:
         args, kwargs = unflatten(request.call.tree, iter(leaves))
         shown = describe_leaves(zip(request.call.paths(), leaves, strict=True))
         given = Given(request.call, args, kwargs)
+        if self._begun.micro is None:
+            take_over_buffers(self.replicas, self.inputs.fake, self._recorder.phase)
         with self._rules.autocast(), self._settings.kept():
             returned = request.build(*args, **kwargs)
         changed = self.results.kept_changes(given.new_content())
@@ -293,9 +313,12 @@ class TracedStep:
         return returned, changed, args, kwargs, given
 
     def _update(self) -> None:
+        self._averaged.check_all_found()
         self.optimizers.step_automatic()
         self._rules.end()
         self._settings.check()
+        with self._recorder.phase("update"):
+            self._begun.end_parts()
         for average in self.request.owned.averages:
             with self._recorder.phase("average", average.path):
                 self._begun.update_average(average)

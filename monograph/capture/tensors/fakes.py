@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
+from monograph.capture.numbers.layouts import ArgumentForm, argument_form
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
-from monograph.compat.fakes import bind_fake, is_fake, make_fake, mark_parameter
+from monograph.compat.distributed.tensors import is_sharded, local_of, with_local
+from monograph.compat.fakes import bind_fake, is_fake, make_fake
+from monograph.compat.modules import mark_parameter
 from monograph.compat.tensors import is_transformed, planned_device
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, Spec, TensorKey
@@ -34,36 +37,24 @@ class Input:
     role: Role
     path: str
     source: Source
+    whole: tuple[Any, Any] | None = None  # of a part of a DTensor that, and what stands for it
+    part: Any = None  # the DTensor of what this process updates of a parameter that is whole
+    sums_whole: bool = False  # gradients of micro-batches, before each process gets its part: ZeRO 1
 
     @property
     def real(self) -> Any:
         """The object that a fixed input is, None for arguments and numbers."""
         return self.source.value if isinstance(self.source, Fixed) else None
 
+    @property
+    def owner(self) -> Any:
+        """The tensor that the user has: the DTensor of a part, or what the input is."""
+        return self.real if self.whole is None else self.whole[0]
 
-class ArgumentForm(NamedTuple):
-    """What a tensor among the arguments is besides its values."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    requires_grad: bool
-
-    def lies_as(self, other: ArgumentForm) -> bool:
-        """True if both have the same layout."""
-        return self[:-1] == other[:-1]
-
-
-def argument_form(tensor: torch.Tensor) -> ArgumentForm:
-    """The present form of a tensor."""
-    return ArgumentForm(
-        tuple(map(size_in, tensor.shape)),
-        tuple(map(size_in, tensor.stride())),
-        int(tensor.storage_offset()),
-        tensor.dtype,
-        tensor.requires_grad,
-    )
+    @property
+    def shown(self) -> Any:
+        """What build() finds in the place of that."""
+        return self.fake if self.whole is None else self.whole[1]
 
 
 @dataclass
@@ -87,9 +78,7 @@ class Inputs:
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     without_data: bool = False  # state is on the device meta, or the arguments where there is no state
-    free: dict[int, torch.Tensor] = field(
-        default_factory=dict
-    )  # id of the fake of a free tensor → the tensor
+    free: dict[int, torch.Tensor] = field(default_factory=dict)  # free tensors, by id of the fake
 
     def __post_init__(self) -> None:
         self.moving = Moving(self.mode)
@@ -152,7 +141,9 @@ class Inputs:
         """A state tensor; one that is tied to an earlier slot has its fake already."""
         real = slot.tensor
         self.without_data |= real.is_meta
-        if is_sparse(real):
+        if is_sharded(real):
+            self._add_shard(slot.role, slot.path, real)
+        elif is_sparse(real):
             self._add_parts(slot.role, slot.path, real)
         elif id(real) not in self.by_real:
             counter = slot.role is Role.OPTIM and real.numel() == 1 and real.is_floating_point()
@@ -169,6 +160,45 @@ class Inputs:
         self.by_real[id(real)] = fake
         return fake
 
+    def _add_shard(self, role: Role, path: str, real: Any) -> None:
+        """The part of a DTensor that this process has is an input; a DTensor around its fake is what the step sees."""
+        if id(real) in self.by_real:
+            return
+        local = local_of(real)
+        self.add(self._fake(local), role, path, Fixed(local))
+        self.by_real[id(real)] = shown = self.show_around(real)
+        if isinstance(real, nn.Parameter):
+            mark_parameter(shown)
+        _hand_attributes_on(real, shown)
+
+    def show_part(self, item: Input, part: Any, *, sums_whole: bool) -> None:
+        """Let the step see a DTensor of what this process updates in the place of a parameter that is an input."""
+        local = local_of(part)
+        with self.mode:
+            fake = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
+        item.part, item.sums_whole, real = part, sums_whole, item.real
+        shown = with_local(part, fake, requires_grad=real.requires_grad)
+        item.whole = (real, shown)
+        mark_parameter(shown)
+        _hand_attributes_on(real, shown)
+        self.by_real[id(real)], self.by_fake[id(shown)] = shown, item
+
+    def port(self, real: torch.Tensor) -> Any:
+        """The input that a tensor of state is: its own, or that of its part."""
+        return self.by_fake[id(self.fake(real))].fake
+
+    def parts(self) -> list[Input]:
+        """The parameters that are whole, and of which this process updates a part."""
+        return [item for item in self.items if item.part is not None]
+
+    def show_around(self, real: Any) -> Any:
+        """What the step sees in place of a DTensor: one around the fake of the last input."""
+        item = self.items[-1]
+        shown = with_local(real, item.fake)
+        item.whole = (real, shown)
+        self.by_fake[id(shown)] = item
+        return shown
+
     def _add_parts(self, role: Role, path: str, real: torch.Tensor) -> None:
         """The parts of a sparse tensor of state are inputs; its fake is made of theirs."""
         if id(real) in self.by_real:
@@ -184,15 +214,6 @@ class Inputs:
         self.by_real[id(real)] = fake = fake_of(self.mode, form_of(real), fakes)
         bind_fake(fake, real)
         self.sparse[path] = real
-
-    def fake_like(self, real: torch.Tensor) -> torch.Tensor:
-        """The fake of a gradient: laid out as autograd lays out that of `real`."""
-        dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
-        layout = torch.preserve_format if dense else torch.contiguous_format
-        with self.mode:
-            return torch.empty_like(
-                make_fake(self.mode, real.detach(), planned=self.without_data), memory_format=layout
-            )
 
     def add_number(self, number: Number, role: Role, path: str) -> Any:
         """A number that Python reads before each step; gives its symbol."""
@@ -309,7 +330,7 @@ class Inputs:
     def real_of(self, fake: object) -> torch.Tensor | None:
         """The state or free tensor of a fake; None for arguments and for values of the trace."""
         item = self.by_fake.get(id(fake))
-        return item.real if item is not None else self.free.get(id(fake))
+        return item.owner if item is not None else self.free.get(id(fake))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state tensors by path."""
@@ -320,21 +341,6 @@ def _hand_attributes_on(real: torch.Tensor, fake: torch.Tensor) -> None:
     """Let a fake have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
     own = vars(fake)
     own.update({name: value for name, value in vars(real).items() if name not in own})
-
-
-def state_with_fakes(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
-    """Optimizer state of the same form, with fakes for tensors and symbols for numbers.
-
-    `counters` maps the id of a dict or list to {key: symbol}.
-    """
-    if not isinstance(entries, (dict, list)):
-        return inputs.fake(entries)
-    numbers = counters.get(id(entries), {})
-    made = {
-        key: numbers[key] if key in numbers else state_with_fakes(entry, inputs, counters)
-        for key, entry in (entries.items() if isinstance(entries, dict) else enumerate(entries))
-    }
-    return made if isinstance(entries, dict) else list(made.values())
 
 
 def _form(call: Call, index: int) -> TensorKey:

@@ -33,11 +33,16 @@ from monograph.capture.tensors.number_arguments import (
 )
 from monograph.capture.tensors.recurrent_layers import cell_by_ops, is_plain_lstm, lstm_by_layers
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
+from monograph.compat.amp import UNSCALE
+from monograph.compat.distributed.groups import shared_name
+from monograph.compat.distributed.tensors import is_sharded, part_of
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
 from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, storage_key
 from monograph.compat.traces.nodes import traced_node
+from monograph.distributed.averages import largest
 from monograph.errors import AliasError, CaptureError, DataDependentError
+from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.memory import marked_names, memory_root
 from monograph.ir.ops.fused import FUSED
 from monograph.user_code.files import is_user_file
@@ -129,7 +134,7 @@ def _fused(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         kwargs = {**kwargs, "weight_decay": 0.0}
     overload = "tensor_lr" if isinstance(kwargs.get("lr"), torch.Tensor) else "default"
     in_place = func if func in FUSED else getattr(getattr(torch.ops.aten, func.__name__), overload)
-    given = named_arguments(in_place, args, kwargs)
+    given = _parts(named_arguments(in_place, args, kwargs))
     lists = {name: item for name, item in given.items() if isinstance(item, (list, tuple))}
     numbers = {name: item for name, item in given.items() if name not in lists}
     tensors = [storage_key(item) for items in lists.values() for item in items]
@@ -138,6 +143,30 @@ def _fused(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return
     for index in range(len(lists["self"])):  # as eager's kernel, which may find what it has just written
         _update(in_place, {name: items[index : index + 1] for name, items in lists.items()}, numbers)
+
+
+def _unscaled(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a process finds in its parts of gradients counts for all: torch asks the processes of the first one alone."""
+    gradients = args[0] if args else ()
+    meshes = {item.device_mesh for item in gradients if is_sharded(item)}
+    if not meshes:
+        return func(*args, **kwargs)
+    found = part_of(args[1])
+    func(list(map(part_of, gradients)), found, *map(part_of, args[2:]), **kwargs)
+    for mesh in meshes:
+        for dim in range(mesh.ndim):
+            found.copy_(largest(found, shared_name(mesh.get_group(dim))))
+    return None
+
+
+def _parts(given: dict[str, Any]) -> dict[str, Any]:
+    """What this process has of DTensors that are laid out alike: the update of each element is its own."""
+    leaves: list[Any] = []
+    tree = flatten(given, leaves)
+    if len({item.placements for item in leaves if is_sharded(item)}) != 1:
+        return given
+    parts: dict[str, Any] = unflatten(tree, map(part_of, leaves))
+    return parts
 
 
 def _update(in_place: Any, lists: Mapping[str, Any], numbers: dict[str, Any]) -> None:
@@ -223,6 +252,7 @@ _ROWS: Mapping[Any, Row] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     **dict.fromkeys((torch.gru_cell, torch.lstm_cell), cell_by_ops),
     **dict.fromkeys(FUSED, _fused),
+    **({} if UNSCALE is None else {UNSCALE: _unscaled}),
     **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(FUNCTIONS, values_only),

@@ -15,7 +15,7 @@ from monograph.capture.numbers.known import known_value
 from monograph.capture.numbers.moving import expression_of, is_moving, plain
 from monograph.compat.fake_values import value_constant
 from monograph.compat.modes import current_tracer
-from monograph.compat.ops import resizing_by_ops
+from monograph.compat.patching import resizing_by_ops
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.ir.call.tree import flatten, unflatten
 

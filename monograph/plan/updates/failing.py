@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.inductor.checks.any_values import SPACES_OF_ANY_VALUES, TAKE_ANY_VALUES
 from monograph.compat.ops import OpOverload, is_custom, is_pointwise, overload_name, schema_of
 from monograph.ir.memory import is_view
@@ -40,7 +41,12 @@ _IN_ORDER: Final = frozenset(f"aten::{name}" for name in _CONTIGUOUS.split())
 
 
 def can_fail(node: fx.Node) -> bool:
-    """True for an op that may refuse values, or of which nobody knows. Numbers that it is given have to fit into its type."""
+    """True for an op that may refuse values, or of which nobody knows. Numbers that it is given have to fit into its type.
+
+    Another process may be gone: what talks to it can fail.
+    """
+    if communicates(node.target):
+        return True
     if node.target is operator.getitem or is_view(node) or origin(node).again:
         return False  # what has run once takes the same values again
     if not isinstance(node.target, OpOverload) or is_custom(node.target):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.ops import has_effect, is_custom, is_random
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, computes, form, value
@@ -102,7 +103,10 @@ def light_ops(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and not (
-            is_random(node.target) or is_custom(node.target) or has_effect(node.target)
+            is_random(node.target)
+            or is_custom(node.target)
+            or has_effect(node.target)
+            or communicates(node.target)
         ):
             values = (node, *node.all_input_nodes)
             outside = (item for item in node.all_input_nodes if computes(item))

@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(folder: Path) -> list[dict[str, Any]]:
-    return on_ranks(saving, 2, folder)
+    return on_ranks(saving, folder)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def loading(path: Path) -> str | None:
 
 
 def test_another_number_of_ranks_loads_it(path: Path) -> None:
-    assert on_ranks(loading, 3, path) == [None] * 3
+    assert on_ranks(loading, path, ranks=3) == [None] * 3
 
 
 LAYOUTS = {
@@ -213,11 +213,11 @@ def loading_sharded(path: Path) -> str | None:
 
 def test_four_ranks_save_what_one_two_and_three_load(tmp_path: Path) -> None:
     path = tmp_path / "four"
-    on_ranks(saving_by_four, 4, path)
+    on_ranks(saving_by_four, path, ranks=4)
     assert len(os.listdir(path)) == 5
     assert_equal(by_four(), mg.load(path))
     for size in (2, 3):
-        assert on_ranks(loading_sharded, size, path) == [None] * size
+        assert on_ranks(loading_sharded, path, ranks=size) == [None] * size
 
 
 def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -283,7 +283,7 @@ def test_damage_is_found_and_named_on_all_ranks(path: Path, tmp_path: Path) -> N
         assert "latest()" in hint
     changed = refusal(mg.load, all_of_them / "changed")[0]
     assert "was changed: its SHA-256 does not match" in changed
-    on_both = on_ranks(refusing, 2, all_of_them)
+    on_both = on_ranks(refusing, all_of_them)
     assert on_both[0] == on_both[1]
     for (kind, reason), (message, hint) in zip(sorted(said.items()), on_both[0], strict=False):
         assert f'cannot load "{all_of_them / kind}": rank' in message

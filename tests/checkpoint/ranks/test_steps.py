@@ -103,7 +103,7 @@ def in_the_background(folder: Path, rank: int) -> tuple[str | None, int, str]:
 @pytest.fixture(scope="module")
 def managed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("managed")
-    return folder, on_ranks(managing, 2, folder)
+    return folder, on_ranks(managing, folder)
 
 
 def test_the_ranks_save_steps_together(managed: tuple[Path, list[dict[str, Any]]]) -> None:

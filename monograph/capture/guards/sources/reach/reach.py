@@ -162,6 +162,10 @@ class Reach:
         for label, value in values:
             self._objects.visit(value, label)
 
+    def may_read(self, names: Iterable[str]) -> None:
+        """Attributes that code in place of the step's own reads, in whatever it knows."""
+        self._recorded.grow(names)
+
     def may_ask(self, item: Any) -> None:
         """Code of the step knows this: if it asks for a mode, the answer counts."""
         self._asked.may_ask(item)

@@ -1,0 +1,125 @@
+"""Modules that `fully_shard` has taken over: their parameters, how these are gathered, and the hooks that would do it.
+
+What: the state that `torch.distributed.fsdp` keeps for a module. Why: it works by hooks that no trace can follow. Degraded
+path: none, such a module is not known as one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedParameter:
+    """A parameter: the DTensor, and the places where modules have it."""
+
+    sharded: Any
+    places: tuple[tuple[nn.Module, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedModule:
+    """A module whose parameters are whole while it runs. Types are None where nothing is cast."""
+
+    module: nn.Module
+    parameters: tuple[ShardedParameter, ...]
+    parameter_type: torch.dtype | None = None
+    gradient_type: torch.dtype | None = None
+    output_type: torch.dtype | None = None
+    casts_inputs: bool = False
+    gathers_again: bool = False  # for backward
+    hooks: tuple[int, ...] = ()  # the numbers of those before and after its forward
+    shares: bool = False  # what is whole for it is whole for all that run inside of one call
+
+
+def sharded_modules(modules: Iterator[nn.Module]) -> Iterator[ShardedModule]:
+    """Those among modules that `fully_shard` was called on."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kind = None if fsdp is None else getattr(fsdp, "FSDPModule", None)
+    for module in modules:
+        if kind is not None and isinstance(module, kind):
+            yield _described(module, module._get_fsdp_state())
+
+
+def is_sharded_module(module: nn.Module) -> bool:
+    """True for a module that `fully_shard` was called on."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kind = None if fsdp is None else getattr(fsdp, "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def put_back_shards(module: Any) -> None:
+    """Let a module have its DTensors, if its last forward has left whole parameters there."""
+    module.reshard()
+
+
+def unknown_wishes(module: Any) -> str:
+    """What a module was asked for that a step in a graph does not do; empty if there is nothing."""
+    state = module._get_fsdp_state()
+    if len(state._modules) > 1:
+        return "in one group with other modules"
+    for group in _groups(state):
+        if getattr(group, "gradient_divide_factor", None) is not None:
+            return "with a divisor of its own for gradients"
+        if not (group.reduce_grads and group.all_reduce_grads):
+            return "without synchronised gradients"
+        if getattr(group, "_all_reduce_hook", None) is not None:
+            return "with a hook on its sums"
+        for item in group.fsdp_params:
+            if item.offload_to_cpu:
+                return "with parameters that are offloaded"
+            if item.is_dtensor:
+                return "around parameters that are DTensors already"
+    return ""
+
+
+def _groups(state: Any) -> list[Any]:
+    found = getattr(state, "_fsdp_param_groups", None)
+    if found is None:  # before 2.13 there is one
+        found = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return list(found)
+
+
+def _described(module: nn.Module, state: Any) -> ShardedModule:
+    policy = state._mp_policy
+    groups = _groups(state)
+    handles = (state._pre_forward_hook_handle, state._post_forward_hook_handle)
+    return ShardedModule(
+        module,
+        tuple(_parameter(item) for group in groups for item in group.fsdp_params),
+        policy.param_dtype,
+        policy.reduce_dtype,
+        policy.output_dtype,
+        bool(policy.cast_forward_inputs and policy.param_dtype),
+        any(group.post_forward_mesh_info is not None for group in groups),
+        tuple(handle.id for handle in handles),
+    )
+
+
+def _parameter(item: Any) -> ShardedParameter:
+    info = item._module_info
+    places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+    return ShardedParameter(item.sharded_param, tuple(places))
+
+
+@contextmanager
+def without_hooks(module: nn.Module, numbers: tuple[int, ...]) -> Iterator[None]:
+    """Inside, in the tables that this thread sees, the hooks of these numbers are not there."""
+    tables: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_hooks)
+    before = [dict(table) for table in tables]
+    for table in tables:
+        for number in numbers:
+            dict.pop(table, number, None)
+    try:
+        yield
+    finally:
+        for table, content in zip(tables, before, strict=True):
+            table.clear()
+            table.update(content)

@@ -1,0 +1,73 @@
+"""Process groups: their names in a program, which are the same in every process, and their sizes."""
+
+from __future__ import annotations
+
+import importlib
+from itertools import count
+from typing import Any, Final
+
+import torch.distributed as dist
+
+_PREFIX: Final = "monograph/"
+_ANY_GROUP: Final = "undefined"  # what torch says of a group that nobody has described
+
+
+def num_processes() -> int:
+    """How many processes there are that have found each other; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def whole_group() -> Any:
+    """The group of all processes. There has to be one."""
+    return dist.group.WORLD
+
+
+def mesh_of_all(device: str, name: str) -> Any:
+    """A mesh of one dimension of this name over all processes."""
+    device_mesh = importlib.import_module("torch.distributed.device_mesh")
+    return device_mesh.init_device_mesh(device, (num_processes(),), mesh_dim_names=(name,))
+
+
+def import_fake_collectives() -> None:
+    """What: the shapes of what collectives make, which torch registers with its Python. Degraded path: none needed."""
+    importlib.import_module("torch.distributed._functional_collectives")
+
+
+def shared_name(group: Any) -> str:
+    """The name by which a group is known in programs; `group` may be a name that torch gave.
+
+    What: torch's table of groups by name. Why: torch counts the groups of a process, so that its names differ between
+    processes; texts and digests of programs must not. Degraded path: none, such a program could not be compared.
+    """
+    table = torch_groups()
+    found = table._resolve_process_group(group) if isinstance(group, str) else group
+    if isinstance(group, str) and group.startswith(_PREFIX):
+        return group
+    kind = _PREFIX + _kind(found)
+    for number in count(1):
+        name = kind if number == 1 else f"{kind}.{number}"
+        try:
+            known = table._resolve_process_group(name)
+        except (RuntimeError, ValueError, KeyError):
+            table._register_process_group(name, found)
+            return name
+        if known is found or known.group_name == found.group_name:
+            return name
+    raise AssertionError("there are more names than groups")
+
+
+def _kind(group: Any) -> str:
+    if group is dist.group.WORLD:
+        return "world"
+    described = getattr(group, "group_desc", _ANY_GROUP)
+    return "group" if described == _ANY_GROUP else str(described).removeprefix("mesh_")
+
+
+def group_size(name: str) -> int:
+    """The number of processes in the group of a name."""
+    return int(torch_groups()._resolve_process_group(name).size())
+
+
+def torch_groups() -> Any:
+    """What: the module in C++ with the table of groups."""
+    return importlib.import_module("torch._C._distributed_c10d")

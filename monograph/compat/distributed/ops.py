@@ -1,0 +1,48 @@
+"""Ops that talk to other processes, by their names: which there are, and whose memory they show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_OpOverload = torch._ops.OpOverload  # as in compat/ops.py
+_COMMUNICATION = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
+_COPY_FIRST = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
+_MAKE_MEMORY = _COPY_FIRST | frozenset(
+    f"{name}{coalesced}"
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+    for coalesced in ("", "_coalesced")
+)
+
+
+def communicates(target: Any) -> bool:
+    """True for ops that send to other processes, receive from them, or wait for that: all run, each once, in their order."""
+    return isinstance(target, _OpOverload) and target.namespace in _COMMUNICATION
+
+
+def waits(target: Any) -> bool:
+    """True for the op that waits until a collective is done, and gives its result in the same memory."""
+    return communicates(target) and target._opname == "wait_tensor"
+
+
+def reads_until_awaited(target: Any) -> bool:
+    """True for collectives that read their arguments until they are waited for.
+
+    What: kernels in C++ that copy what they are given first, and send the copy. Why: such an argument need not live on.
+    Degraded path: arguments live longer.
+    """
+    return communicates(target) and target._opname not in (*_COPY_FIRST, "wait_tensor")
+
+
+def shown_by_collective(op: Any) -> tuple[frozenset[str], ...] | None:
+    """For each result the names of the arguments whose memory it shows; None if that is not known.
+
+    What: names of ops. Why: the schema of `wait_tensor` keeps silent about its result. Degraded path: what is sent or
+    received may be anywhere.
+    """
+    if op.namespace != "_c10d_functional":
+        return None
+    if waits(op):
+        return (frozenset({op._schema.arguments[0].name}),)
+    return (frozenset(),) if op._opname in _MAKE_MEMORY else None

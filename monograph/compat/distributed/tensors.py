@@ -1,0 +1,83 @@
+"""DTensors: tensors of which each process holds a part. Nothing is imported where nobody has made one."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+
+
+def is_sharded(item: object) -> bool:
+    """True for a DTensor, of which this process holds a part."""
+    module = sys.modules.get("torch.distributed.tensor")
+    kind: Any = None if module is None else getattr(module, "DTensor", None)
+    return kind is not None and issubclass(type(item), kind)
+
+
+def local_of(item: Any) -> torch.Tensor:
+    """The part of a DTensor that this process holds, the same object each time.
+
+    What: the field that holds it. Why: it is an input of programs, by which object it is. Degraded path: none.
+    """
+    found: torch.Tensor = item._local_tensor
+    return found
+
+
+def part_of(item: Any) -> Any:
+    """Of a DTensor the part that this process holds, anything else as it is."""
+    return local_of(item) if is_sharded(item) else item
+
+
+def with_local(item: Any, local: torch.Tensor, *, requires_grad: bool | None = None) -> Any:
+    """A DTensor laid out as another one, with another part.
+
+    What: the constructor. Why: what is public runs checks that communicate. Degraded path: none.
+    """
+    wanted = item.requires_grad if requires_grad is None else requires_grad
+    with torch.no_grad():
+        return type(item)(local, item._spec, requires_grad=wanted)
+
+
+def rows_here(rows: int, mesh: Any) -> tuple[int, int]:
+    """The first of so many rows that this process of a mesh of one dimension has, and the first that it has not."""
+    share = -(-rows // mesh.size())
+    begin = min(rows, share * mesh.get_local_rank())
+    return begin, min(rows, begin + share)
+
+
+def put_local(item: Any, local: torch.Tensor) -> None:
+    """Let a DTensor have another part. What: the field that holds it. Degraded path: none."""
+    item._local_tensor = local
+
+
+def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
+    """A DTensor over a mesh of one dimension, of a tensor that all its processes have: a view of that.
+
+    With `is_split` each has some of its rows, else all of them. No process asks another one.
+    """
+    tensors = importlib.import_module("torch.distributed.tensor")
+    placement = tensors.Shard(0) if is_split else tensors.Replicate()
+    local = whole
+    if is_split:
+        begin, end = rows_here(whole.shape[0], mesh)
+        local = whole[begin:end]
+    shape, stride = (
+        whole.shape,
+        torch.empty_like(whole, device="meta", memory_format=torch.contiguous_format).stride(),
+    )
+    return tensors.DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=stride)
+
+
+def laid_out_alike(live: Any, loaded: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What this process has of a tensor of state, and of one that is to be copied into it, laid out in the same way."""
+    if not is_sharded(live):
+        return live, loaded.full_tensor() if is_sharded(loaded) else loaded
+    if not is_sharded(loaded):
+        tensors = importlib.import_module("torch.distributed.tensor")
+        everywhere = [tensors.Replicate()] * live.device_mesh.ndim
+        loaded = tensors.DTensor.from_local(loaded, live.device_mesh, everywhere, run_check=False)
+    if (loaded.device_mesh, loaded.placements) != (live.device_mesh, live.placements):
+        loaded = loaded.redistribute(live.device_mesh, live.placements)
+    return local_of(live), local_of(loaded)

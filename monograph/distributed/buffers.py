@@ -1,0 +1,109 @@
+"""Buffers that are those of the first process of a group whenever a module runs, as DistributedDataParallel has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from monograph.compat.autograd import keeps_version
+from monograph.compat.patching import replace_here
+from monograph.distributed.averages import AveragedGradients, Doing, unnoticed
+from monograph.distributed.replicas import Replica
+from monograph.ir.call.tree import flatten, unflatten
+
+_c10d: Any = torch.ops._c10d_functional
+
+
+def take_over(buffers: Iterable[torch.Tensor], group: str) -> None:
+    """Give buffers the values that they have in the first process: one collective for those of one type."""
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for buffer in buffers:
+        if buffer.numel():
+            kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    with torch.no_grad():
+        for alike in kinds.values():
+            flat = torch.cat([_plain(item).reshape(-1) for item in alike])
+            first = _c10d.wait_tensor(_c10d.broadcast(flat, 0, group))
+            begin = 0
+            for item in map(_plain, alike):
+                with keeps_version(item):
+                    item.copy_(first[begin : begin + item.numel()].view(item.shape))
+                begin += item.numel()
+
+
+def take_over_buffers(
+    replicas: Iterable[Replica],
+    seen: Callable[[torch.Tensor], torch.Tensor] = lambda buffer: buffer,
+    doing: Doing = unnoticed,
+) -> None:
+    """A step begins: buffers of modules without a wrapper, as this thread has `seen` them, are those of the first process."""
+    for replica in replicas:
+        if replica.wrapper is None and replica.size > 1:
+            with doing("forward", replica.path):
+                take_over([seen(buffer) for _, buffer in replica.buffers()], replica.group)
+
+
+@contextmanager
+def summed_later(replicas: Iterable[Replica], *, later: bool) -> Iterator[None]:
+    """Inside, with `later`, wrappers only add to gradients."""
+    with ExitStack() as stack:
+        for replica in replicas if later else ():
+            if replica.wrapper is not None:
+                stack.enter_context(replica.wrapper.no_sync())
+        yield
+
+
+def begin_alike(replicas: Iterable[Replica], known: WeakSet[nn.Module]) -> None:
+    """Let modules without a wrapper begin with the parameters and buffers of the first process. `known` ones have done so."""
+    for replica in replicas:
+        if replica.wrapper is None and replica.module not in known:
+            state = [*replica.module.parameters(), *replica.module.buffers()]
+            if replica.size > 1:
+                take_over([tensor.detach() for tensor in state if not tensor.is_meta], replica.group)
+            known.add(replica.module)
+
+
+def _plain(buffer: torch.Tensor) -> torch.Tensor:
+    """The same memory as numbers that every library of collectives knows."""
+    if buffer.dtype is torch.bool:
+        return buffer.view(torch.uint8)
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+
+def bypass_wrappers(
+    stack: ExitStack, replicas: Iterable[Replica], averaged: AveragedGradients, *, syncs: bool
+) -> None:
+    """Until the stack ends, in this thread, wrappers call what they wrap, and their hooks are not needed.
+
+    Buffers are taken over before with `syncs`.
+    """
+    known = {id(replica.wrapper): replica for replica in replicas if replica.wrapper is not None}
+    if not known:
+        return
+    its_own: Any = DistributedDataParallel.forward
+
+    def forward(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        if (replica := known.get(id(wrapper))) is None:
+            return its_own(wrapper, *args, **kwargs)
+        averaged.begin_forward(replica)
+        if syncs and replica.syncs_buffers and replica.size > 1:
+            take_over([buffer for _, buffer in replica.buffers()], replica.group)
+        if wrapper.device_ids:
+            args, kwargs = _on(torch.device(wrapper.device_type, wrapper.device_ids[0]), args, kwargs)
+        return wrapper.module(*args, **kwargs)
+
+    replace_here(stack, DistributedDataParallel, "forward", forward)
+
+
+def _on(device: torch.device, args: Any, kwargs: Any) -> Any:
+    leaves: list[Any] = []
+    tree = flatten((args, kwargs), leaves)
+    return unflatten(
+        tree, iter([item.to(device) if isinstance(item, torch.Tensor) else item for item in leaves])
+    )

@@ -1,0 +1,114 @@
+"""The modules of a graph of which each process of a group has a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from monograph.compat.distributed.groups import (
+    group_size,
+    import_fake_collectives,
+    num_processes,
+    shared_name,
+    whole_group,
+)
+from monograph.compat.distributed.tensors import is_sharded
+from monograph.compat.distributed.wrappers import (
+    ignored_by,
+    is_data_parallel,
+    syncs_buffers,
+    unknown_wishes,
+)
+from monograph.errors import DistributedError
+from monograph.settings import DataParallel, Settings
+from monograph.state.find import Owned
+
+# what a step reads of wrappers, besides what never changes
+READ_OF_WRAPPERS: Final = frozenset(
+    ("broadcast_buffers", "forward_sync_buffers", "require_forward_param_sync", "require_backward_grad_sync")
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """A module that every process of a group trains, each on its part of the batch. `wrapper` is None for a plain one."""
+
+    path: str
+    module: nn.Module
+    group: str
+    size: int
+    wrapper: DistributedDataParallel | None = None
+    averages: bool = True  # gradients, which are in parts otherwise
+
+    @property
+    def syncs_buffers(self) -> bool:
+        """True if buffers are those of the first process whenever the module runs."""
+        return self.wrapper is None or bool(
+            syncs_buffers(self.wrapper) and self.wrapper.require_forward_param_sync
+        )
+
+    @property
+    def wants_all(self) -> bool:
+        """True if each parameter has to get a gradient."""
+        wrapper = self.wrapper
+        return wrapper is not None and not (wrapper.find_unused_parameters or wrapper.static_graph)
+
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters whose gradients are averaged, by their paths in the graph."""
+        own = self._own(self.module.named_parameters()) if self.averages else iter(())
+        return (item for item in own if item[1].requires_grad and not is_sharded(item[1]))
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers that are those of the first process."""
+        return self._own(self.module.named_buffers())
+
+    def _own(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        ignored = set[str]() if self.wrapper is None else ignored_by(self.wrapper)
+        prefix = self.path if self.wrapper is None else f"{self.path}.module"
+        return ((f"{prefix}.{name}", tensor) for name, tensor in named if name not in ignored)
+
+
+def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settings) -> tuple[Replica, ...]:
+    """Those that are wrapped, and with `enable_data_parallel()` all modules of the graph that are not."""
+    wrapped = {path: module for path, module in modules.items() if is_data_parallel(module)}
+    whole = settings.data_parallel
+    if whole is None and settings.zero is not None:
+        whole = DataParallel()
+    if not (wrapped or whole):
+        return ()
+    import_fake_collectives()
+    found = [_of_wrapper(path, module) for path, module in wrapped.items()]
+    if whole is not None:
+        if num_processes() == 1 and whole.mesh is None:
+            raise DistributedError(
+                "enable_data_parallel() in a single process",
+                hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
+            )
+        if wrapped:
+            raise DistributedError(
+                f"enable_data_parallel() with {next(iter(wrapped))}, which DistributedDataParallel wraps",
+                hint="use one of the two",
+            )
+        mesh = whole.mesh
+        group = shared_name(whole_group() if mesh is None else mesh.get_group(0))
+        size = group_size(group)
+        found += [
+            Replica(path, module, group, size, averages=settings.zero is None)
+            for path, module in owned.modules.items()
+        ]
+    return tuple(found)
+
+
+def _of_wrapper(path: str, wrapper: Any) -> Replica:
+    if wish := unknown_wishes(wrapper):
+        raise DistributedError(
+            f"{path} is wrapped by DistributedDataParallel with {wish}, which a graph does not have",
+            hint="wrap it without: a graph has config.enable_amp() for mixed precision",
+        )
+    group = shared_name(wrapper.process_group)
+    return Replica(path, wrapper.module, group, group_size(group), wrapper)

@@ -1,0 +1,98 @@
+"""ZeRO: parameters, and with them gradients and optimizer state, in parts over the processes that train copies of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from monograph.compat.distributed.groups import mesh_of_all, num_processes
+from monograph.compat.distributed.tensors import is_sharded, part_laid_out
+from monograph.compat.modules import parameters_of
+from monograph.errors import DistributedError
+from monograph.settings import Settings, Zero
+from monograph.state.find import Owned
+
+ZERO_DIM: Final = "zero"  # the name of the dimension of a mesh over which a graph itself lays parameters out
+
+
+def shard_parameters(owned: Owned, settings: Settings) -> None:
+    """Let each process keep its part of each parameter, with the state of optimizers and averages: ZeRO 3.
+
+    The copies have to be alike. What has fewer elements than the settings say stays whole.
+    """
+    zero = settings.zero
+    if zero is None or zero.stage < 3:
+        return
+    if num_processes() == 1:
+        raise DistributedError(
+            "enable_zero() in a single process",
+            hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
+        )
+    plain = [item for item in _places(owned) if not is_sharded(item[2])]
+    if not plain:
+        return
+    made: dict[int, Any] = {}
+    mesh = mesh_of_all(plain[0][2].device.type, ZERO_DIM)
+
+    def part(tensor: torch.Tensor) -> Any:
+        made = part_laid_out(tensor.detach(), mesh, is_split=_is_split(tensor, zero))
+        return made.clone(memory_format=torch.contiguous_format)
+
+    for module, name, parameter in plain:
+        if id(parameter) not in made:
+            made[id(parameter)] = nn.Parameter(part(parameter), requires_grad=parameter.requires_grad)
+        parameters_of(module)[name] = made[id(parameter)]
+    _in_optimizers(owned, made, part)
+    for average in owned.averages:
+        average.weights.update(
+            {name: part(item) for name, item in average.weights.items() if not is_sharded(item)}
+        )
+
+
+def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
+    """By id of each parameter that stays whole the part of it that this process updates: ZeRO 1 and 2."""
+    zero = settings.zero
+    if zero is None or zero.stage == 3 or num_processes() == 1:
+        return {}
+    found: dict[int, Any] = {}
+    for _, _, parameter in _places(owned):
+        if not is_sharded(parameter) and id(parameter) not in found:
+            mesh = mesh_of_all(parameter.device.type, ZERO_DIM)
+            found[id(parameter)] = part_laid_out(
+                parameter.detach(), mesh, is_split=_is_split(parameter, zero)
+            )
+    return found
+
+
+def _is_split(tensor: torch.Tensor, zero: Zero) -> bool:
+    return tensor.numel() >= zero.shard_min_size and tensor.dim() > 0
+
+
+def _places(owned: Owned) -> Iterator[tuple[nn.Module, str, Any]]:
+    for module in owned.named_modules().values():
+        for name, parameter in list(parameters_of(module).items()):
+            if parameter is not None:
+                yield module, name, parameter
+
+
+def _in_optimizers(owned: Owned, made: dict[int, Any], part: Any) -> None:
+    """The same parameters in optimizers, with what they keep for each that has its form."""
+    for registered in owned.optimizers:
+        optimizer = registered.optimizer
+        for group in optimizer.param_groups:
+            group["params"] = [made.get(id(item), item) for item in group["params"]]
+        for owner in [item for item in optimizer.state if id(item) in made]:
+            entries = optimizer.state.pop(owner)
+            optimizer.state[made[id(owner)]] = {
+                key: part(entry) if isinstance(entry, torch.Tensor) and entry.shape == owner.shape else entry
+                for key, entry in entries.items()
+            }
+
+
+def is_of_zero(parameter: object) -> bool:
+    """True for a parameter that a graph has laid out itself."""
+    names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None)
+    return is_sharded(parameter) and names == (ZERO_DIM,)

@@ -1,0 +1,140 @@
+"""Few collectives, each of which begins when its last part is there and ends when the first is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from torch import fx
+
+from monograph.distributed.programs.begun import GATHER, TOGETHER, Begun, Ready, begun_by, wait_late
+from monograph.distributed.programs.gather_again import gather_again
+from monograph.distributed.programs.merge import merge
+from monograph.ir.meta import computes, labels, origin
+from monograph.ir.program import Program
+
+FIRST_BYTES: Final = 1 << 20  # of the first bucket, so that something is on its way early
+BUCKET_BYTES: Final = 25 << 20  # of others, as DistributedDataParallel has them
+
+
+def merge_collectives(program: Program) -> Program:
+    """Merge collectives of one kind that do not need each other: reductions as what they add is made, gathers as they come.
+
+    A gather begins while the values of the one before it are computed with; some are repeated for backward.
+    """
+    copy = program.rebuilt()
+    graph = copy.graph
+    if not any(begun_by(node) for node in graph.nodes):
+        return program
+    wait_late(graph)
+    _merge_gathers(graph)
+    _merge_reductions(graph)
+    gather_again(graph)
+    wait_late(graph)
+    _gather_ahead(graph)
+    return copy.with_graph(graph)
+
+
+def _begun_in(graph: fx.Graph, *, gathers: bool) -> list[Begun]:
+    found = (begun_by(node) for node in graph.nodes)
+    return [item for item in found if item is not None and (item.op is GATHER) is gathers]
+
+
+# --- sums and scattered sums -------------------------------------------------------------------------------------------
+
+
+def _merge_reductions(graph: fx.Graph) -> None:
+    ready = Ready(graph)
+    begun = _begun_in(graph, gathers=False)
+    begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
+    for bucket in _buckets(begun, ready):
+        present = [found for item in bucket if (found := begun_by(item.begin)) is not None]
+        _begin_early(present, Ready(graph))
+        if len(present) > 1:
+            merge(graph, present)
+
+
+def _buckets(begun: Sequence[Begun], ready: Ready) -> Iterator[list[Begun]]:
+    """Those that may be one, in order: none is read before what the last of them adds is there."""
+    open_ones: dict[object, list[Begun]] = {}
+    full = set[object]()
+    for item in begun:
+        bucket = open_ones.setdefault(item.kind, [])
+        limit = BUCKET_BYTES if item.kind in full else FIRST_BYTES
+        held = sum(map(_nbytes, bucket))
+        late = ready.of(item.given) >= min(map(ready.first_read, bucket), default=ready.end)
+        if bucket and (late or held + _nbytes(item) > limit):
+            full.add(item.kind)
+            yield bucket
+            bucket = open_ones[item.kind] = []
+        bucket.append(item)
+    yield from filter(None, open_ones.values())
+
+
+def _nbytes(item: Begun) -> int:
+    return item.numel * item.form.dtype.itemsize
+
+
+def _begin_early(bucket: Sequence[Begun], ready: Ready) -> None:
+    """Let what a bucket adds, and its collectives, stand right after the last op that they need."""
+    begun = [item.begin for item in bucket]
+    moved = [*ready.sent_by(*begun), *begun]
+    needed = {source for node in moved for source in node.all_input_nodes} - set(moved)
+    last = max(needed, key=ready.place.__getitem__)
+    for node in moved:
+        last.append(node)
+        last = node
+
+
+# --- gathers -------------------------------------------------------------------------------------------------------------
+
+
+def _merge_gathers(graph: fx.Graph) -> None:
+    ready = Ready(graph)
+    bucket: list[Begun] = []
+    for item in [*_begun_in(graph, gathers=True), None]:
+        joins = item is not None and bucket and item.kind == bucket[0].kind
+        if joins and item is not None and _may_join(item, bucket, ready):
+            bucket.append(item)
+            continue
+        if len(bucket) > 1:
+            begun = [each.begin for each in bucket]
+            early = all(ready.of(each) < 0 for node in begun for each in node.all_input_nodes)
+            there = begun[0] if early else begun[-1]
+            for node in (*Ready(graph).sent_by(*begun), *begun):
+                if node is not there:
+                    there.prepend(node)
+            merge(graph, bucket)
+        bucket = [] if item is None else [item]
+
+
+def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready) -> bool:
+    """True for a gather that nothing reads what is gathered before, and for a small one of state that may begin earlier."""
+    if ready.place[item.begin] < min(map(ready.first_read, bucket)):
+        return True
+    held = sum(map(_nbytes, bucket))
+    return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held + _nbytes(item) <= FIRST_BYTES
+
+
+def _gather_ahead(graph: fx.Graph) -> None:
+    """Let each gather begin before the first read of the one before it."""
+    begun = _begun_in(graph, gathers=True)
+    for before, item in pairwise(begun):
+        ready = Ready(graph)
+        there = before.wait
+        if _phase(item) != _phase(before):
+            there = next(
+                node for node in graph.nodes if computes(node) and origin(node).phase == _phase(item)
+            )
+        if ready.place[there] >= ready.place[item.begin]:
+            continue
+        moved = [*ready.sent_by(item.begin), item.begin]
+        needed = {source for node in moved for source in node.all_input_nodes} - set(moved)
+        if there not in moved and all(ready.place[source] < ready.place[there] for source in needed):
+            for node in moved:
+                there.prepend(node)
+
+
+def _phase(item: Begun) -> str:
+    return origin(item.begin).phase

@@ -1,0 +1,346 @@
+"""enable_zero() trains as eager DistributedDataParallel: bit for bit on two ranks, and exactly where all sums are exact."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import monograph as mg
+from monograph.distributed.programs.collectives import calls_in_order
+from tests.distributed.ranks import on_ranks
+from tests.distributed.training import OPTIMIZERS, WORKLOADS, Case, Step, Trained, collected, eager_step
+from tests.support import assert_same
+
+ALL = ("mlp", "mobilenet", "gpt", "lstm", "dlrm")
+
+
+class Net(nn.Module):
+    """A weight that two modules share, rows that ranks cannot share evenly, and small ones that stay whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 7)
+        self.again = nn.Linear(7, 7, bias=False)
+        self.last = nn.Linear(7, 7)
+        self.last.weight = self.again.weight
+        self.norm = nn.BatchNorm1d(7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.again(self.first(x).tanh())))
+
+
+class NetStep(mg.Graph):
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, stage: int, clip: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.model, self.clip = model, clip
+        self.add_optimizer(optimizer)
+        self.config.backend("aten")
+        self.config.enable_zero(stage=stage, shard_min_size=8)
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        return loss
+
+
+class Sides:
+    """A net in eager mode under DistributedDataParallel, and a plain one in a graph."""
+
+    def __init__(
+        self, rank: int, stage: int, make: Callable[..., torch.optim.Optimizer], clip: float = 0.0
+    ) -> None:
+        torch.manual_seed(rank)
+        base = Net()
+        self.eager, self.ours = DistributedDataParallel(copy.deepcopy(base)), base
+        self.optimizers = [make(model.parameters()) for model in (self.eager, self.ours)]
+        self.graph = NetStep(self.ours, self.optimizers[1], stage, clip)
+        self.batches = torch.Generator().manual_seed(7 + rank)
+
+    def batch(self, rows: int = 4) -> torch.Tensor:
+        return torch.randn(rows, 6, generator=self.batches)
+
+    def check(self, what: str) -> None:
+        ours = {name: whole(item) for name, item in self.ours.state_dict().items()}
+        assert_same({name: item.clone() for name, item in self.eager.module.state_dict().items()}, ours, what)
+
+
+def whole(item: Any) -> torch.Tensor:
+    found: torch.Tensor = item.full_tensor() if hasattr(item, "full_tensor") else item
+    return found.detach().clone()
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def _workload(rank: int, workload: str, optimizer: str, stage: int) -> None:
+    made = WORKLOADS[workload](smoke=True)
+    torch.manual_seed(rank)
+    base = made.make_model()
+    sides = []
+    for model in (DistributedDataParallel(copy.deepcopy(base)), base):
+        sides.append(Trained(model, OPTIMIZERS[optimizer](model.parameters())))
+    step = Step(sides[1], made.loss)
+    step.config.enable_zero(stage=stage, shard_min_size=20)
+    generator = torch.Generator().manual_seed(100 + rank)
+    for index in range(3):
+        batch = made.make_batch(generator)
+        assert_same(eager_step(sides[0], made.loss, batch), step(*batch).detach(), f"loss {index}")
+        expected, got = (side.model.state_dict().items() for side in sides)
+        for (name, a), (_, b) in zip(expected, got, strict=True):
+            assert_same(a.clone(), whole(b), f"step {index} {name}")
+    assert len(step.builds) == 1, step.explain()
+
+
+def trained(rank: int, stage: int, make: Callable[..., torch.optim.Optimizer] = adamw) -> None:
+    """Steps of an optimizer; the number of elements that its state has here is half of the whole."""
+    sides = Sides(rank, stage, make)
+    for index in range(3):
+        x = sides.batch()
+        sides.optimizers[0].zero_grad()
+        loss = sides.eager(x).square().mean()
+        loss.backward()
+        sides.optimizers[0].step()
+        assert_same(loss.detach(), sides.graph(x).detach(), f"loss {index}")
+        sides.check(f"step {index}")
+    assert len(sides.graph.builds) == 1, sides.graph.explain()
+
+
+def compiled_first(rank: int, stage: int) -> None:
+    """A build that is made before there are data declares the first state of parts, too."""
+    sides = Sides(rank, stage, adamw)
+    sides.graph.compile(mg.spec((4, 6)))
+    x = sides.batch()
+    loss = sides.eager(x).square().mean()
+    loss.backward()
+    sides.optimizers[0].step()
+    assert_same(loss.detach(), sides.graph(x).detach())
+    sides.check("step")
+    assert len(sides.graph.builds) == 1
+
+
+def clipped(rank: int, stage: int) -> None:
+    """The norm is that of all parts. Its sum has another order than that of whole gradients: it is near."""
+    sides = Sides(rank, stage, adamw, clip=0.1)
+    for _ in range(2):
+        x = sides.batch()
+        sides.optimizers[0].zero_grad()
+        sides.eager(x).square().mean().backward()
+        nn.utils.clip_grad_norm_(sides.eager.parameters(), 0.1)
+        sides.optimizers[0].step()
+        sides.graph(x)
+        for a, b in zip(sides.eager.parameters(), sides.ours.parameters(), strict=True):
+            torch.testing.assert_close(a.detach(), whole(b))
+
+
+def accumulated(rank: int, stage: int) -> None:
+    """Stage 1 reduces gradients once, stages 2 and 3 for each micro-batch: in another order than eager mode."""
+    sides = Sides(rank, stage, adamw)
+    sides.graph.config.set_gradient_accumulation_steps(2)
+    for _ in range(2):
+        x = sides.batch(8)
+        sides.optimizers[0].zero_grad()
+        first, last = x.chunk(2)
+        with sides.eager.no_sync():
+            (sides.eager(first).square().mean() / 2).backward()
+        (sides.eager(last).square().mean() / 2).backward()
+        sides.optimizers[0].step()
+        sides.graph(x)
+        for (name, a), b in zip(sides.eager.named_parameters(), sides.ours.parameters(), strict=True):
+            if stage == 1:
+                assert_same(a.detach(), whole(b), name)
+            torch.testing.assert_close(a.detach(), whole(b))
+    scattered = [op for op, _ in calls_in_order(sides.graph.builds[0].program) if "reduce_scatter" in str(op)]
+    assert len(scattered) == (1 if stage == 1 else 2)
+
+
+def scaled(rank: int, stage: int) -> None:
+    """An infinity in one rank's part lets all skip the step, though others have parts of other placements."""
+    sides = Sides(rank, stage, adamw)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2) for _ in range(2)]
+    sides.graph.set_grad_scaler(scalers[1])
+    for index in range(4):
+        x = sides.batch()
+        if rank and index == 1:
+            x[0, 0] = float("inf")
+        sides.optimizers[0].zero_grad()
+        scalers[0].scale(sides.eager(x).square().mean()).backward()
+        scalers[0].step(sides.optimizers[0])
+        scalers[0].update()
+        sides.graph(x)
+        assert scalers[0].get_scale() == scalers[1].get_scale(), index
+        for (name, a), b in zip(sides.eager.named_parameters(), sides.ours.parameters(), strict=True):
+            assert_same(a.detach(), whole(b), f"{index} {name}")
+    assert scalers[1].get_scale() == 2.0**8
+
+
+def averaged(rank: int, stage: int) -> None:
+    sides = Sides(rank, stage, adamw)
+    sides.graph.add_ema(sides.ours, 0.9)
+    mean: list[torch.Tensor] = []
+    for _ in range(3):
+        x = sides.batch()
+        sides.optimizers[0].zero_grad()
+        sides.eager(x).square().mean().backward()
+        sides.optimizers[0].step()
+        present = [item.detach().clone() for item in sides.eager.parameters()]
+        mean = [old.lerp(new, 1 - 0.9) for old, new in zip(mean, present, strict=True)] if mean else present
+        sides.graph(x)
+    with sides.graph.ema_weights():
+        assert_same(mean, [whole(item) for item in sides.ours.parameters()])
+
+
+def saved(rank: int, stage: int) -> None:
+    """The state of a graph goes into another one, which goes on as the first."""
+    sides, others = Sides(rank, stage, adamw), Sides(rank, stage, adamw)
+    sides.graph(sides.batch())
+    others.graph(others.batch())
+    others.graph.load_state_dict(copy.deepcopy(sides.graph.state_dict()))
+    x = sides.batch()
+    assert_same(sides.graph(x).detach(), others.graph(x).detach())
+    for a, b in zip(sides.ours.parameters(), others.ours.parameters(), strict=True):
+        assert_same(whole(a), whole(b))
+
+
+def refused(rank: int, stage: int) -> None:
+    sides = Sides(rank, stage, adamw)
+    with pytest.raises(mg.DistributedError, match="a step in eager mode under enable_zero"):
+        sides.graph.eager(sides.batch())
+    if stage < 3:
+        sides.graph.config.keep_gradients()
+        with pytest.raises(mg.DistributedError, match=r"keep_gradients\(\) with a part of"):
+            sides.graph(sides.batch())
+
+
+CHECKS = (trained, compiled_first, clipped, accumulated, scaled, averaged, saved, refused)
+QUICK: dict[str, Case] = {
+    f"{check.__name__} at stage {stage}": partial(check, stage=stage)
+    for check in CHECKS
+    for stage in (1, 2, 3)
+}
+TORCHS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "AdamW one by one": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
+    "Adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "Adadelta": torch.optim.Adadelta,
+    "NAdam": torch.optim.NAdam,
+    "Adamax": torch.optim.Adamax,
+    "RAdam": torch.optim.RAdam,
+    "ASGD": torch.optim.ASGD,
+}
+LONG: dict[str, Case] = {
+    **{
+        f"{workload} {optimizer} at stage {stage}": partial(
+            _workload, workload=workload, optimizer=optimizer, stage=stage
+        )
+        for workload in ALL
+        for optimizer in ("adamw", "sgd")
+        for stage in (1, 2, 3)
+    },
+    **{
+        f"{name} at stage {stage}": partial(trained, stage=stage, make=make)
+        for name, make in TORCHS.items()
+        for stage in (2, 3)
+    },
+}
+
+
+def _run(names: str) -> dict[str, str]:
+    return collected(QUICK if names == "quick" else LONG, dist.get_rank())
+
+
+@pytest.fixture(scope="module")
+def quick() -> list[dict[str, str]]:
+    return on_ranks(_run, "quick")
+
+
+@pytest.fixture(scope="module")
+def long() -> list[dict[str, str]]:
+    return on_ranks(_run, "long")
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", QUICK)
+def test_a_graph_does_as_the_wrapper(case: str, quick: list[dict[str, str]]) -> None:
+    wrong = "".join(item[case] for item in quick)
+    assert not wrong, wrong
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG)
+def test_training_is_that_of_eager_mode(case: str, long: list[dict[str, str]]) -> None:
+    wrong = "".join(item[case] for item in long)
+    assert not wrong, wrong
+
+
+# --- sums that are exact --------------------------------------------------------------------------------------------
+
+
+def _exact(rank: int, layout: str) -> list[torch.Tensor]:
+    """Two steps on whole numbers of a few bits: sums and means of four ranks are those of one process, whatever the order."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randint(-2, 3, parameter.shape))
+    batch = torch.randint(-2, 3, (8, 4)).float()
+
+    class Exact(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = DistributedDataParallel(model) if layout == "wrapped" else model
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.125))
+            self.config.backend("aten")
+            if layout.isdigit():
+                self.config.enable_zero(stage=int(layout), shard_min_size=2)
+            elif layout == "plain":
+                self.config.enable_data_parallel()
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).sum() / 2
+            loss.backward()
+            return loss
+
+    graph = Exact()
+    for _ in range(2):
+        graph(batch[2 * rank : 2 * rank + 2])
+    return [whole(item) for item in model.parameters()]
+
+
+def _exact_layouts() -> dict[str, list[torch.Tensor]]:
+    return {layout: _exact(dist.get_rank(), layout) for layout in ("wrapped", "plain", "1", "2", "3")}
+
+
+@pytest.mark.long
+def test_every_layout_is_exact_where_sums_are() -> None:
+    found = on_ranks(_exact_layouts, ranks=4)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randint(-2, 3, parameter.shape))
+    batch = torch.randint(-2, 3, (8, 4)).float()
+    for _ in range(2):
+        model.zero_grad()
+        (sum(model(part).sum() / 2 for part in batch.chunk(4)) / 4).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.125 * parameter.grad
+    expected = [parameter.detach() for parameter in model.parameters()]
+    for rank, layouts in enumerate(found):
+        for layout, got in layouts.items():
+            assert_same(expected, got, f"rank {rank} {layout}")

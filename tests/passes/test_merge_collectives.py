@@ -1,0 +1,112 @@
+"""Sums over processes become few collectives, which begin early and end late, in one order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.distributed.programs.collectives import begins_collective, calls_in_order
+from monograph.ir.meta import set_origin, set_value, tensor_meta
+from monograph.ir.port import Port, Role
+from monograph.ir.program import Program
+from monograph.ir.verify import verify
+from monograph.passes import collectives
+from monograph.passes.collectives import merge_collectives
+from monograph.plan.check import check_plan
+from monograph.plan.plan import make_plan
+from monograph.user_code.lines import Origin
+from tests.support import assert_same
+
+aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+
+
+class Steps:
+    """Writes a backward whose gradients have these shapes, each averaged right after all are there."""
+
+    def __init__(self, *shapes: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> None:
+        self.graph, self.ports = fx.Graph(), list[Port]()
+        gradients = []
+        for index, shape in enumerate(shapes):
+            x = self.graph.placeholder(f"x{index}")
+            set_value(x, tensor_meta(torch.empty(shape, dtype=dtypes[index % len(dtypes)])))
+            self.ports.append(Port(x.name, Role.USER, x.name))
+            gradients.append(self.op(aten.sin.default, x, like=x))
+        self.results = [self.mean(gradient) for gradient in gradients]
+
+    def op(self, target: Any, *args: Any, like: fx.Node) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        set_value(node, like.meta["value"])
+        set_origin(node, Origin("model.py", 3, "fc", "backward"))
+        return node
+
+    def mean(self, gradient: fx.Node, group: str = "monograph/dp") -> fx.Node:
+        share = self.op(aten.mul.Tensor, gradient, 0.5, like=gradient)
+        begun = self.op(c10d.all_reduce.default, share, "sum", group, like=gradient)
+        return self.op(c10d.wait_tensor.default, begun, like=gradient)
+
+    def finish(self) -> Program:
+        self.graph.output(tuple(self.results))
+        outputs = tuple(Port(f"out{i}", Role.USER, f"result.{i}") for i in range(len(self.results)))
+        return Program("step", fx.GraphModule(torch.nn.Module(), self.graph), tuple(self.ports), outputs)
+
+
+def merged(program: Program) -> Program:
+    made = merge_collectives(program)
+    verify(made, after="merge_collectives")
+    check_plan(make_plan(made))
+    return made
+
+
+def test_sums_of_one_kind_are_one() -> None:
+    program = Steps((2, 3), (4,), (), (5, 1)).finish()
+    made = merged(program)
+    assert len(list(calls_in_order(program))) == 4
+    assert len(list(calls_in_order(made))) == 1
+    assert merge_collectives(made).text == made.text
+
+
+def test_sums_of_other_types_or_groups_are_apart() -> None:
+    steps = Steps((2, 3), (4,), (3,), dtypes=(torch.float32, torch.bfloat16))
+    steps.results.append(steps.mean(steps.results[0], "monograph/tp"))
+    made = merged(steps.finish())
+    kinds = [(item.meta["value"].dtype, item.args[2]) for item in made.graph.nodes if begins_collective(item)]
+    assert sorted(kinds, key=str) == [
+        (torch.bfloat16, "monograph/dp"),
+        (torch.float32, "monograph/dp"),
+        (torch.float32, "monograph/tp"),
+    ]
+
+
+def test_a_sum_of_sums_comes_later() -> None:
+    steps = Steps((2, 3), (2, 3))
+    steps.results = [steps.mean(steps.op(aten.add.Tensor, *steps.results, like=steps.results[0]))]
+    assert len(list(calls_in_order(merged(steps.finish())))) == 2
+
+
+def test_buckets_begin_when_their_last_gradient_is_there(monkeypatch) -> None:
+    monkeypatch.setattr(collectives, "FIRST_BYTES", 48)
+    monkeypatch.setattr(collectives, "BUCKET_BYTES", 48)
+    made = merged(Steps((6,), (6,), (6,), (6,)).finish())
+    order = [str(node.target).split(".")[1] for node in made.graph.nodes if node.op == "call_function"]
+    kept = [name for name in order if name in ("sin", "all_reduce", "wait_tensor")]
+    assert kept == ["sin"] * 2 + ["all_reduce"] + ["sin"] * 2 + ["all_reduce"] + ["wait_tensor"] * 2
+
+
+def test_the_numbers_stay(monkeypatch) -> None:
+    """In a group of one, all is as it was; the interpreter of torch runs both."""
+    program = Steps((2, 3), (4,), (), (5, 1)).finish()
+    made = merged(program)
+    monkeypatch.setitem(_ALONE, c10d.all_reduce.default, lambda x, *_: x.clone())
+    monkeypatch.setitem(_ALONE, c10d.wait_tensor.default, lambda x: x)
+    inputs = [torch.randn(2, 3), torch.randn(4), torch.randn(()), torch.randn(5, 1)]
+    assert_same(*(list(_Alone(item.module).run(*inputs)) for item in (program, made)))
+
+
+_ALONE: dict[Any, Any] = {}
+
+
+class _Alone(fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(_ALONE.get(target, target), args, kwargs)
