@@ -13,7 +13,7 @@ from monograph.kernels.tuned import TunedKernel
 from monograph.passes.inductor.foreach_to_single import single_on_cpus
 from monograph.passes.inductor.fused_in_groups import fused_in_groups
 from monograph.passes.inductor.inline_parts import inline_single_calls
-from monograph.passes.loss_in_blocks import loss_in_blocks
+from monograph.passes.inductor.loss_in_blocks import loss_in_blocks
 from monograph.passes.run import Stage
 from monograph.plan.check import check_plan
 from monograph.plan.memory import MemoryPlan

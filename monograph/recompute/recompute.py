@@ -14,7 +14,7 @@ from monograph.ir.meta import compute_nodes, computes, metas, origin, output_nod
 from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.program import Program
 from monograph.passes.inductor.foreach_to_single import single_on_cpus
-from monograph.passes.loss_in_blocks import loss_as_a_whole, loss_in_blocks
+from monograph.passes.inductor.loss_in_blocks import loss_as_a_whole, loss_in_blocks
 from monograph.passes.run import OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.plan.updates.schedule import light_ops

@@ -31,7 +31,7 @@ MEMORY: tuple[Mutation, ...] = (
     Mutation("backends", "                torch._foreach_copy_(state, before)\n", "                pass\n", ("runtime/test_cut_short.py",), file="backends/python/two_parts", is_new=True),
     Mutation("plan", "        if source not in sources_of(op, self._memory, self._makers):\n            return False\n", "", ("plan",), file="plan/updates/tail", is_new=True),
     Mutation("plan", "return all(shown.isdisjoint(self._memory.possible[item.name]) for item in self._returned)", "return True", PLAN, file="plan/updates/tail", is_new=True),
-    Mutation("passes", "        and len(grad.users) == 1\n", "", PLAN, file="passes/loss_in_blocks", is_new=True),
+    Mutation("passes", "        and len(grad.users) == 1\n", "", PLAN, file="passes/inductor/loss_in_blocks", is_new=True),
     Mutation("recompute", "        self.nbytes[list(self._on_the_way(held, over, ends))] = 0\n", "", ("recompute",), is_new=True),
     Mutation("recompute", "return self.schedules[-1].peak", "return self.schedules[0].peak", ("recompute",)),
     Mutation("recompute", "_beside(program))", "0)", ("recompute",)),

@@ -1,4 +1,4 @@
-"""Passes that only Inductor needs: its formulas for some ops are not eager's, others it does not know.
+"""Passes of backends: for Inductor, whose formulas for some ops are not eager's, and which does not know others; for CPUs.
 
 In: a program. Out: the same step in ops that Inductor compiles with eager's values. Imports `ir`, `ir/ops`, `native`.
 """
