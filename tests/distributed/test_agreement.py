@@ -15,7 +15,7 @@ from torch import fx
 import monograph as mg
 from monograph.distributed.agreement import Agreement, Ranks, Signature, Watch, signature_of
 from monograph.distributed.agreement.signature import difference
-from tests.distributed.ranks import Group, on_ranks
+from tests.distributed.processes import Group, on_ranks
 
 OPS = torch.ops._c10d_functional
 TIMEOUT = 2.0
