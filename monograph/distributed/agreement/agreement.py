@@ -20,8 +20,9 @@ class Agreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.watch = Watch(ranks)
+        self.watch: Watch | None = None  # once they have met
         self._agreed: set[str] = set()  # the same on all ranks
+        self._failure: DistributedError | None = None
 
     @contextmanager
     def step(self, step: int, build: int, signature: Signature) -> Iterator[None]:
@@ -29,32 +30,40 @@ class Agreement:
 
         After one no step runs any more: what this rank has is of no use without the others.
         """
-        self.confirm(signature)
-        with self.watch.step(step, build, signature.digest):
+        with self.confirm(signature).step(step, build, signature.digest):
             yield
 
-    def confirm(self, signature: Signature) -> None:
+    def confirm(self, signature: Signature) -> Watch:
         """Return when all ranks are about to run these collectives. Raises DistributedError on all ranks if not."""
-        if self._agreed == {signature.digest}:
-            return
-        ranks = self.ranks
-        if signature.digest not in self._agreed:
-            ranks.store.set(f"signature/{signature.digest}", signature.text)
-        others = self.watch.others(signature.digest)
+        if self.watch is not None and self._agreed == {signature.digest}:
+            return self.watch
+        if self._failure is not None:
+            raise DistributedError(self._failure.message, hint=RESTART)
         try:
-            digests = ranks.meet(signature.digest, "to agree on the collectives of this step", others)
-            if len(set(digests)) > 1:
-                raise self._disagreement(digests)
-        except RuntimeError as error:  # the store is gone
-            raise self.watch.failed(error) from error
+            self._ask(signature)
         except DistributedError as error:
-            raise self.watch.failed(error) from None
+            self._failure = error
+            if self.watch is not None:
+                self.watch.failed(error)
+            raise
+        except RuntimeError as error:  # the store is gone
+            if self.watch is None:
+                raise
+            raise self.watch.failed(error) from error
         self._agreed.add(signature.digest)
+        self.watch = self.watch or Watch(self.ranks)
+        return self.watch
 
-    def _disagreement(self, digests: list[str]) -> DistributedError:
-        store = self.ranks.store
-        deviating, what = difference([store.get(f"signature/{digest}").decode() for digest in digests])
-        return DistributedError(
+    def _ask(self, signature: Signature) -> None:
+        others = None if self.watch is None else self.watch.others(signature.digest)
+        digests = self.ranks.meet(signature.digest, "to agree on the collectives of this step", others)
+        if len(set(digests)) == 1:
+            return
+        is_first = digests.index(signature.digest) == self.ranks.rank  # of those with the same
+        said = self.ranks.meet(signature.text if is_first else "", "to say what its collectives are", others)
+        texts = [said[digests.index(digest)] for digest in digests]
+        deviating, what = difference(texts)
+        raise DistributedError(
             f"{self.ranks.named(deviating)} would run other collectives than the others: {what}",
             hint="every rank needs the same model, optimizer, settings and kind of batch; " + RESTART,
         )

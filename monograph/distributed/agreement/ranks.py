@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from torch import distributed
@@ -37,11 +40,25 @@ class Watcher(Protocol):
         """What they did last."""
 
 
+@dataclass(frozen=True)
+class _Roster:
+    """Who has come to a meeting, and what each of them says; None for who has not."""
+
+    hellos: tuple[str | None, ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.hellos).encode()).hexdigest()[:16]
+
+
 class Ranks:
     """The ranks of a group, by their numbers in it; `names` are those of the whole job.
 
-    Made on every rank, in the same order for each name. `seconds` is how long they wait for each other, by default
-    what the store of the group waits, which is the timeout of a group that torchrun's environment made.
+    Every rank makes one, and meets the others. `seconds` is how long they wait for each other, by default what the
+    store of the group waits, which is the timeout of a group that torchrun's environment made.
+
+    The store may hold what ranks of an earlier run left, which torchrun ended: it may keep the store when it starts
+    them again. So each meeting is one of ranks that have answered each other, and `store` is for those of the first.
     """
 
     def __init__(
@@ -54,14 +71,11 @@ class Ranks:
             )
         self.rank, self.size = group.rank(), group.size()
         self.names: Sequence[int] = distributed.get_process_group_ranks(group)
+        # the connection of the group: a server of torch that gets a new one may look up its name, for seconds
         store: Any = group.get_group_store()
         self.seconds = store.timeout.total_seconds() if seconds is None else seconds
-        number = store.add(
-            f"monograph/{name}/{self.rank}", 1
-        )  # the same on each rank, also after others were made
-        # the connection of the group: a server of torch that gets a new one may look up its name, for seconds
-        self.store: Any = PrefixStore(f"monograph/{name}/{number}", store)
-        self._meetings = 0
+        self._hall: Any = PrefixStore(f"monograph/{name}", store)
+        self.store: Any = None  # once they have met
 
     def key(self, what: str, rank: int | None = None) -> str:
         """Where a rank, by default this one, leaves a word."""
@@ -69,55 +83,72 @@ class Ranks:
 
     def read(self, key: str) -> str | None:
         """A word, if it is there."""
-        return self.store.get(key).decode() if self.store.check([key]) else None
+        return _words(self.store, [key])[0]
 
     def read_all(self, what: str) -> list[str | None]:
         """The word of each rank, if it is there."""
-        keys = [self.key(what, rank) for rank in range(self.size)]
-        if self.store.has_extended_api() and self.store.check(
-            keys
-        ):  # in one go; it waits for what is not there
-            return [word.decode() for word in self.store.multi_get(keys)]
-        return [self.read(key) for key in keys]
+        return _words(self.store, [self.key(what, rank) for rank in range(self.size)])
 
     def meet(self, word: str, purpose: str, watcher: Watcher | None = None) -> list[str]:
         """Wait until every rank has come here, with a word; all words, on all ranks.
 
         `purpose` says in errors what it is for. Raises DistributedError that names who has not come in time.
         """
-        number, self._meetings = self._meetings, self._meetings + 1
-        here, done = f"meeting/{number}", f"meeting/{number}/all"
-        self.store.set(self.key(here), word)
-        come = [self.key(here, rank) for rank in range(self.size)] if self.rank == 0 else [done]
-        if not self._wait(come, watcher):
-            missing = [rank for rank, said in enumerate(self.read_all(here)) if said is None] or [0]
-            last = "" if watcher is None else f"; {watcher.last(missing)}"
-            raise DistributedError(
-                f"{self.named(missing)} did not come {purpose} within {self.seconds:g} seconds{last}",
-                hint=RESTART,
-            )
-        if self.rank == 0:  # it alone asks for all, so that a thousand ranks ask a thousand times
-            words = [self.store.get(key).decode() for key in come]
-            self.store.set(done, json.dumps(words))
-        else:
-            words = json.loads(self.store.get(done))
-        if number:  # all have come here, so they have read what was said at the meeting before
-            self.store.delete_key(self.key(f"meeting/{number - 1}"))
-            if self.rank == 0:
-                self.store.delete_key(f"meeting/{number - 1}/all")
-        return words
-
-    def _wait(self, keys: list[str], watcher: Watcher | None) -> bool:
-        """True when these words are there, False if they are not in time."""
+        hello = json.dumps([secrets.token_hex(8), word])
+        self._hall.set(self.key("hello"), hello)
         end, pause = time.monotonic() + self.seconds, _FIRST_PAUSE
-        while not self.store.check(keys):
+        turn = self._lead if self.rank == 0 else self._follow
+        roster = _Roster((None,) * self.size)
+        while True:
+            roster, is_complete = turn(roster, hello)
+            if is_complete:
+                break
             if time.monotonic() > end:
-                return False
+                raise self._missing(roster, purpose, watcher)
             if watcher is not None:
                 watcher.look()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return True
+        if self.store is None:
+            self.store = PrefixStore(roster.digest, self._hall)
+        return [json.loads(said or "")[1] for said in roster.hellos]
+
+    def _lead(self, before: _Roster, hello: str) -> tuple[_Roster, bool]:
+        """The first rank alone asks for all, so that a thousand ranks ask a thousand times."""
+        roster = _Roster((hello, *self._heard("hello")[1:]))
+        if roster != before:
+            self._hall.set("roster", json.dumps(roster.hellos))
+        if None in roster.hellos or set(self._heard("answer")[1:]) - {roster.digest}:
+            return roster, False
+        self._hall.set("done", roster.digest)
+        return roster, True
+
+    def _follow(self, answered: _Roster, hello: str) -> tuple[_Roster, bool]:
+        """Answer each roster that has this rank's hello, until all have answered the same."""
+        if not self._hall.check(["roster"]):
+            return answered, False
+        roster = _Roster(tuple(json.loads(self._hall.get("roster"))))
+        # asked after the roster: one that follows a complete meeting is no longer answered
+        if self._hall.check(["done"]) and self._hall.get("done").decode() == answered.digest:
+            return answered, True
+        if roster == answered or len(roster.hellos) != self.size or roster.hellos[self.rank] != hello:
+            return answered, False
+        self._hall.set(self.key("answer"), roster.digest)
+        return roster, False
+
+    def _missing(self, roster: _Roster, purpose: str, watcher: Watcher | None) -> DistributedError:
+        answers = self._heard("answer")
+        missing = [rank for rank in range(1, self.size) if answers[rank] != roster.digest]
+        if self.rank and roster.hellos[0] is None:  # nobody has asked for answers
+            missing = [0]
+        last = "" if watcher is None else f"; {watcher.last(missing)}"
+        return DistributedError(
+            f"{self.named(missing)} did not come {purpose} within {self.seconds:g} seconds{last}",
+            hint=RESTART,
+        )
+
+    def _heard(self, what: str) -> list[str | None]:
+        return _words(self._hall, [self.key(what, rank) for rank in range(self.size)])
 
     def named(self, ranks: Sequence[int]) -> str:
         """rank 1; ranks 1, 2 and 5"""
@@ -125,6 +156,13 @@ class Ranks:
         if len(names) == 1:
             return f"rank {names[0]}"
         return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _words(store: Any, keys: Sequence[str]) -> list[str | None]:
+    """What is there of these words."""
+    if store.has_extended_api() and store.check(keys):  # in one go, which would wait for what is not there
+        return [word.decode() for word in store.multi_get(keys)]
+    return [store.get(key).decode() if store.check([key]) else None for key in keys]
 
 
 def in_time(ask: Callable[[], T], seconds: float = _ANSWER_SECONDS) -> T | None:

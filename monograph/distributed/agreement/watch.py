@@ -28,6 +28,8 @@ class Watch:
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        if ranks.store is None:
+            ranks.meet("", "to begin")
         self.ranks = ranks
         self.calls = 0  # steps that have begun
         self.failure: DistributedError | None = None  # why no other step may begin

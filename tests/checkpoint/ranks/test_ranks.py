@@ -24,7 +24,7 @@ import monograph as mg
 from tests.checkpoint.ranks.states import WHOLE, expected, rank_state, spread, whole
 from tests.checkpoint.same import assert_equal, difference
 from tests.checkpoint.test_damage import seal
-from tests.distributed.ranks import on_ranks
+from tests.distributed.processes import on_ranks
 from tests.support.warm import run_script
 
 OTHER = {"weight": Shard(1), "narrow": Replicate(), "bias": Shard(0)}

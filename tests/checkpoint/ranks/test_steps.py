@@ -20,7 +20,7 @@ from monograph.checkpoint.read import Process
 from tests.checkpoint.ranks.states import expected, rank_state
 from tests.checkpoint.ranks.test_ranks import refusal
 from tests.checkpoint.same import assert_equal, difference
-from tests.distributed.ranks import Group, on_ranks
+from tests.distributed.processes import Group, on_ranks
 
 
 def managing(folder: Path) -> dict[str, Any]:
