@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from monograph.distributed.programs.collectives import calls_in_order
-from tests.distributed.ranks import on_ranks
+from tests.distributed.processes import on_ranks
 from tests.distributed.training import (
     OPTIMIZERS,
     WORKLOADS,

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 import monograph as mg
 from monograph.distributed.programs.collectives import begins_collective, calls_in_order
-from tests.distributed.ranks import on_ranks
+from tests.distributed.processes import on_ranks
 from tests.distributed.training import Case, collected, compare, local
 from tests.support import assert_same
 
