@@ -23,6 +23,7 @@ from monograph.compat.optimizers import marking_as_stepped
 from monograph.compat.symbolic_numbers import is_overflow
 from monograph.compiler import Build
 from monograph.errors import (
+    DistributedError,
     GraphBoundaryError,
     MonographError,
     NonfiniteError,
@@ -134,7 +135,9 @@ def is_alone(graph: Internals, build: Build) -> bool:
     registry, first = graph.registry, graph.first_state
     is_watched = bool(registry.optimizers) and _is_unlike_before(graph, build)
     in_wait = build.number in graph.upgrades.pending or registry.averages or first.waiting or first.shown
-    return not (is_watched or in_wait or num_dispatch_modes() or torch.is_anomaly_enabled())
+    return not (
+        build.communicates or is_watched or in_wait or num_dispatch_modes() or torch.is_anomaly_enabled()
+    )
 
 
 def run_repeated(graph: Internals, build: Build, loop: Repetition) -> None:
@@ -218,7 +221,7 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
     fault = ""
     try:
         return _run_build(graph, build, read, arguments)
-    except TornStateError as error:
+    except (TornStateError, DistributedError) as error:
         graph.store.torn = error.message
         raise
     except NonfiniteError as error:
@@ -261,8 +264,11 @@ def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arg
     if graph.store.tensors is not build.guards.tensors:
         graph.note_use(build)
     leaves = arguments[0] if read is None else read.leaves
-    if graph.upgrades.pending or graph.upgrades.frequent:
-        return graph.upgrades.timed(partial(executor.run, leaves, _after(graph, build), containers))
+    if graph.upgrades.pending or graph.upgrades.frequent or build.communicates:
+        step = partial(executor.run, leaves, _after(graph, build), containers)
+        if build.communicates:
+            step = partial(graph.together.run, graph.name, build, graph.store.steps, step)
+        return graph.upgrades.timed(step)
     return executor.run(leaves, _after(graph, build), containers)
 
 

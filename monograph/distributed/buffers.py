@@ -62,9 +62,9 @@ def summed_later(replicas: Iterable[Replica], *, later: bool) -> Iterator[None]:
 def begin_alike(replicas: Iterable[Replica], known: WeakSet[nn.Module]) -> None:
     """Let modules without a wrapper begin with the parameters and buffers of the first process. `known` ones have done so."""
     for replica in replicas:
-        if replica.wrapper is None and replica.module not in known:
+        if replica.module not in known:
             state = [*replica.module.parameters(), *replica.module.buffers()]
-            if replica.size > 1:
+            if replica.size > 1 and replica.wrapper is None:
                 take_over([tensor.detach() for tensor in state if not tensor.is_meta], replica.group)
             known.add(replica.module)
 

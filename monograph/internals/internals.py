@@ -26,7 +26,7 @@ from monograph.errors import (
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
-from monograph.internals.before_build import Alike, prepare
+from monograph.internals.before_build import prepare
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, check_declared, make_by_names
 from monograph.internals.kind import Kind
@@ -34,6 +34,7 @@ from monograph.internals.misfit import refusal
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
 from monograph.internals.sizes_of_one import NotPermitted, Served, capture_unless_served
+from monograph.internals.together import Together
 from monograph.internals.upgrades import Upgrades, can_wait
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
@@ -80,7 +81,7 @@ class Internals:
         self.declared: tuple[Arguments, ...] = ()  # calls with sizes that may vary
         self.debug = DebugOptions()
         self.probes = ProbeLog()
-        self.alike = Alike()  # modules with which all processes have begun alike
+        self.together = Together()
         self.counted: dict[str, int] = {}  # the steps in the store, as they are after the present one
         self._last = kind.last
         self._forms: dict[tuple[Any, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
@@ -322,7 +323,7 @@ class Internals:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self.in_build(), outside_of_modes():  # ops of a capture are no ops of the step
-                prepare(request, self.alike)
+                prepare(request, self.together)
                 return compile_step(request, reason=reason, number=number, hold=hold, capture_by=capture_by)
         except (Served, NotPermitted):
             raise

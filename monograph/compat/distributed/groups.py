@@ -68,6 +68,11 @@ def group_size(name: str) -> int:
     return int(torch_groups()._resolve_process_group(name).size())
 
 
+def group_named(name: str) -> Any:
+    """The group of a name."""
+    return torch_groups()._resolve_process_group(name)
+
+
 def torch_groups() -> Any:
     """What: the module in C++ with the table of groups."""
     return importlib.import_module("torch._C._distributed_c10d")

@@ -7,8 +7,10 @@ import json
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeVar
 
 from torch import distributed
@@ -113,6 +115,16 @@ class Ranks:
             self.store = PrefixStore(roster.digest, self._hall)
         return [json.loads(said or "")[1] for said in roster.hellos]
 
+    def agree(self, text: str, purpose: str) -> None:
+        """Return when every rank has come here with the same text. Raises DistributedError on all that names who has another one."""
+        texts = self.meet(text, purpose)
+        if len(set(texts)) > 1:
+            deviating, _, own, others = first_difference(texts)
+            raise DistributedError(
+                f"{self.named(deviating)} differs from the others: it has {own}, and elsewhere there is {others}",
+                hint="every rank needs the same model, optimizer, settings and kind of batch; " + RESTART,
+            )
+
     def _lead(self, before: _Roster, hello: str) -> tuple[_Roster, bool]:
         """The first rank alone asks for all, so that a thousand ranks ask a thousand times."""
         roster = _Roster((hello, *self._heard("hello")[1:]))
@@ -156,6 +168,14 @@ class Ranks:
         if len(names) == 1:
             return f"rank {names[0]}"
         return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def first_difference(texts: Sequence[str]) -> tuple[list[int], int, str, str]:
+    """Who has another text than most, and the number of the first line that differs, with the line there and elsewhere."""
+    usual, _ = Counter(texts).most_common(1)[0]  # of several the first: that of the lowest rank
+    deviating = [rank for rank, text in enumerate(texts) if text != usual]
+    pairs = zip_longest(texts[deviating[0]].splitlines(), usual.splitlines(), fillvalue="no more")
+    return deviating, *next((i, *pair) for i, pair in enumerate(pairs, 1) if pair[0] != pair[1])
 
 
 def _words(store: Any, keys: Sequence[str]) -> list[str | None]:

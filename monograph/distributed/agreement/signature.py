@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 from torch import fx
 
 from monograph.compat.ops import OpOverload, named_arguments, packet_name
+from monograph.distributed.agreement.ranks import first_difference
 
 _NAMESPACES: Final = ("_c10d_functional", "_c10d_functional_autograd")
 # what a rank does alone, and what one sends and another receives
@@ -67,15 +67,8 @@ def signature_of(
 
 def difference(texts: Sequence[str]) -> tuple[list[int], str]:
     """Who has other collectives than most, and the first that differs, in words. The texts are those of the ranks."""
-    usual, _ = Counter(texts).most_common(1)[0]  # of several the first: that of the lowest rank
-    deviating = [rank for rank, text in enumerate(texts) if text != usual]
-    own, others = (text.splitlines() for text in (texts[deviating[0]], usual))
-    first = next(
-        (index for index, pair in enumerate(zip(own, others, strict=False)) if pair[0] != pair[1]),
-        min(len(own), len(others)),
-    )
-    here, there = (lines[first] if first < len(lines) else "no more" for lines in (own, others))
-    return deviating, f"collective {first + 1} of the step is {here}, and elsewhere {there}"
+    deviating, line, here, there = first_difference(texts)
+    return deviating, f"collective {line} of the step is {here}, and elsewhere {there}"
 
 
 def _is_collective(node: fx.Node) -> bool:

@@ -1,0 +1,136 @@
+"""A rank that dies, hangs, fails, or takes another step: every other one says so by name, and its graph goes no further."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import monograph as mg
+from tests.distributed.processes import Group, Outcome
+
+TIMEOUT = 8.0
+# (what one rank does, which one, how many there are)
+CASES = {
+    "no fault": ("", 1, 2),
+    "killed": ("killed", 1, 2),
+    "killed of four": ("killed", 2, 4),
+    "stopped": ("stopped", 1, 2),
+    "raises": ("raises", 1, 2),
+    "late": ("late", 0, 2),
+    "another model": ("another model", 1, 2),
+    "another dtype": ("another dtype", 1, 2),
+    "another loss": ("another loss", 1, 2),
+    "another optimizer": ("another optimizer", 1, 2),
+}
+
+
+class Step(mg.Graph):
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        width = 7 if fault == "another model" else 6
+        dtype = torch.float64 if fault == "another dtype" else torch.float32
+        self.model = nn.Sequential(
+            nn.Linear(4, width, dtype=dtype), nn.ReLU(), nn.Linear(width, 3, dtype=dtype)
+        )
+        self.unused = fault == "another loss"
+        kind = torch.optim.Adadelta if fault == "another optimizer" else torch.optim.SGD
+        self.add_optimizer(kind(self.model.parameters(), lr=0.1))
+        self.config.backend("aten")
+        self.config.enable_data_parallel()
+
+    def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made = self.model[0](x) if self.unused else self.model(x)
+        loss = nn.functional.cross_entropy(made, y)
+        loss.backward()
+        return loss
+
+
+def training(fault: str, rank_of_fault: int) -> list[float]:
+    """Five steps; one rank does something else from the start, or in the fourth."""
+    is_here = dist.get_rank() == rank_of_fault
+    step = Step(fault if is_here else "")
+    dtype = next(step.model.parameters()).dtype
+    x, y = torch.randn(8, 4, dtype=dtype), torch.randint(3, (8,))
+    losses: list[float] = []
+    try:
+        for number in range(5):
+            if is_here and number == 3:
+                if fault == "late":
+                    time.sleep(1.5 * TIMEOUT)
+                if fault in ("killed", "stopped"):
+                    os.kill(os.getpid(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+            losses.append(float(step(x, y + 5 if is_here and number == 3 and fault == "raises" else y)))
+    except mg.DistributedError:
+        with pytest.raises(mg.MonographError, match="cannot go on"):
+            step(x, y)
+        raise
+    return losses
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, list[Outcome]]:
+    """All at once: they mostly wait."""
+    groups = {
+        name: Group(training, size, fault, rank, seconds=TIMEOUT)
+        for name, (fault, rank, size) in CASES.items()
+    }
+    return {
+        name: group.results(stopped=[CASES[name][1]] if name == "stopped" else [])
+        for name, group in groups.items()
+    }
+
+
+def test_without_a_fault_all_train(outcomes: dict[str, list[Outcome]]) -> None:
+    assert [len(outcome.value) for outcome in outcomes["no fault"]] == [5, 5]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("killed", "rank 1 is gone or stopped: rank 1 was last in step 2"),
+        ("killed of four", "rank 2 is gone or stopped: rank 2 was last in step 2"),
+        ("stopped", "rank 1 is gone or stopped: rank 1 was last in step 2"),
+        ("raises", "rank 1 failed in step 3 (build 0): IndexError: Target "),
+        (
+            "late",
+            "rank 0 is late: rank 0 was last in step 2 (build 0), and the others waited in step 3 (build 0)",
+        ),
+        (
+            "another model",
+            "rank 1 differs from the others: it has model.0.weight: float32[7, 4], and elsewhere there is",
+        ),
+        (
+            "another dtype",
+            "rank 1 differs from the others: it has model.0.weight: float64[6, 4], and elsewhere",
+        ),
+        (
+            "another optimizer",
+            "it has optimizer Adadelta of 4 tensors, and elsewhere there is optimizer SGD of 4",
+        ),
+        ("another loss", "rank 1 would run other collectives than the others: collective"),
+    ],
+)
+def test_survivors_name_the_rank(outcomes: dict[str, list[Outcome]], case: str, said: str) -> None:
+    fault, rank, size = CASES[case]
+    for survivor in set(range(size)) - {rank}:
+        found: Any = outcomes[case][survivor]
+        assert isinstance(found.error, mg.DistributedError), found
+        assert said in found.error.message
+        assert "torchrun" in found.error.hint
+        assert found.seconds < 120
+    there = outcomes[case][rank]
+    if fault == "raises":
+        assert isinstance(there.error, IndexError)
+    elif fault in ("killed", "stopped"):
+        assert not there.is_alive
+    else:
+        assert isinstance(there.error, mg.DistributedError)
