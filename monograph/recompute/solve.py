@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -105,11 +106,14 @@ class _Search:
             if self._tries > 0:
                 found.append(self._down(start, target))
             ways = {self._put_back(item, target) for item in found if item is not None}
-            if not ways:
-                step //= 2
+            if ways:
+                now = self._exchanged(min(ways, key=_order), target)
+                yield now
                 continue
-            now = self._exchanged(min(ways, key=_order), target)
-            yield now
+            step //= 2
+            if step <= least and (other := self._elsewhere(now)) is not None:
+                now, step = other, now.peak // levels + 1
+                yield now
 
     def quickly(self, start: Schedule, most_seconds: float, step: int) -> Schedule:
         """What is found in large steps, and then in smaller ones, for at most so much more time than a start."""
@@ -170,6 +174,18 @@ class _Search:
                 if found is not None and _order(found := self._put_back(found, target)) < _order(now):
                     now = found
         return now
+
+    def _elsewhere(self, now: Schedule) -> Schedule | None:
+        """Hold a unit or two, and find others to drop for them, that lead to less."""
+        dropped = [index for index in self._by_cost if index in now.dropped and index not in self.base]
+        for held in (*((index,) for index in dropped), *combinations(dropped, 2)):
+            if self._tries <= 0:
+                break
+            self._tries -= len(now.again)
+            start = self.scheduler.schedule(now.dropped.difference(held))
+            if (found := self._down(start, now.peak - 1, held[0])) is not None:
+                return found
+        return None
 
     def _put_back(self, now: Schedule, target: int) -> Schedule:
         """Keep what need not be dropped for this target, the most expensive first."""
