@@ -318,7 +318,7 @@ class TracedStep:
         self._rules.end()
         self._settings.check()
         with self._recorder.phase("update"):
-            self._begun.end_parts()
+            self._begun.end_parts(self.optimizers.stepped)
         for average in self.request.owned.averages:
             with self._recorder.phase("average", average.path):
                 self._begun.update_average(average)
