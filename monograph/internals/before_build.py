@@ -12,7 +12,7 @@ from monograph.capture.step.request import Request
 from monograph.distributed.buffers import begin_alike
 from monograph.distributed.replicas import replicas_of
 from monograph.distributed.whole_parameters import check_sharded
-from monograph.distributed.zero import shard_parameters
+from monograph.distributed.zero import shard_parameters, shard_state
 
 
 class Alike(WeakSet[nn.Module]):
@@ -27,3 +27,4 @@ def prepare(request: Request, alike: Alike) -> None:
     check_sharded(modules)
     begin_alike(replicas_of(owned, modules, request.settings), alike)
     shard_parameters(owned, request.settings)
+    shard_state(owned, request.settings)
