@@ -25,6 +25,7 @@ from monograph.capture.tensors.functional.view_writes import write_directly
 from monograph.capture.tensors.functional.written_twice import check_writes
 from monograph.capture.traced import trace_step
 from monograph.compat.amp import is_dynamic_scaler, make_scale, without_autocast
+from monograph.compat.distributed.groups import num_processes
 from monograph.compat.fake_values import VALUES_NOT_KNOWN
 from monograph.compat.fakes import (
     import_capture_modules,
@@ -87,7 +88,8 @@ def _captured_on_fakes(request: Request) -> Captured:
     except Exception as error:
         specs = any(isinstance(leaf, Spec) for leaf in request.call.leaves)
         missing, refused = missing_fake_kernel(error), refused_by_fake_kernel(error)
-        if isinstance(error, MonographError) or specs or not (missing or refused):
+        alone = num_processes() == 1  # else values would be sent while others trace
+        if isinstance(error, MonographError) or specs or not (alone and (missing or refused)):
             raise translated(error, request.owned) from error
         try:
             captured = capture_with_values(request)

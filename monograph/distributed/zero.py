@@ -52,6 +52,21 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
         )
 
 
+def shard_state(owned: Owned, settings: Settings) -> None:
+    """Let each process keep its part of what optimizers have for a parameter already, as loaded or made beforehand: ZeRO 1 and 2."""
+    parts = parts_of_whole(owned, settings)
+    for registered in owned.optimizers:
+        for owner, entries in registered.optimizer.state.items():
+            if (part := parts.get(id(owner))) is None or not isinstance(entries, dict):
+                continue
+            for key, entry in entries.items():
+                if isinstance(entry, torch.Tensor) and not is_sharded(entry) and entry.shape == owner.shape:
+                    made = part_laid_out(
+                        entry.detach(), part.device_mesh, is_split=bool(part.placements[0].is_shard())
+                    )
+                    entries[key] = made.clone(memory_format=torch.contiguous_format)
+
+
 def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
     """By id of each parameter that stays whole the part of it that this process updates: ZeRO 1 and 2."""
     zero = settings.zero

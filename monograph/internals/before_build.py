@@ -6,7 +6,7 @@ from monograph.capture.lazy import initialise_lazy
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.distributed.whole_parameters import check_sharded
-from monograph.distributed.zero import shard_parameters
+from monograph.distributed.zero import shard_parameters, shard_state
 from monograph.internals.together import Together
 
 
@@ -17,3 +17,4 @@ def prepare(request: Request, together: Together) -> None:
     check_sharded(request.owned.named_modules())
     together.begin(request)
     shard_parameters(request.owned, request.settings)
+    shard_state(request.owned, request.settings)

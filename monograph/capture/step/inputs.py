@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -147,11 +147,12 @@ class StepInputs:
 
         return reduced
 
-    def end_parts(self) -> None:
-        """The updates are done: each process gets what the others have updated."""
+    def end_parts(self, stepped: Collection[int]) -> None:
+        """The updates are done: each process gets what the others have updated. `stepped` are ids of parameters with a step."""
         with torch.no_grad():
             for item in self.inputs.parts():
-                if item.part.placements[0].is_shard() and changes_of(item.shown):
+                changed = id(item.real) in stepped or changes_of(item.shown)
+                if item.part.placements[0].is_shard() and changed:
                     item.fake.detach().copy_(whole_of(local_of(item.shown).clone(), item.part))
 
     def update_average(self, average: Average) -> None:

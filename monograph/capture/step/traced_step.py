@@ -23,6 +23,7 @@ from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads, record_reads
 from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects
 from monograph.capture.numbers.known import known_value
+from monograph.capture.numbers.moving import value_of
 from monograph.capture.numbers.python_functions import functions_know_numbers
 from monograph.capture.optimizers.checks import check_steps, check_trainable
 from monograph.capture.optimizers.foreign_scalers import foreign_scalers_refused
@@ -55,6 +56,7 @@ from monograph.capture.tensors.functional.lifting import drop_profiler, record_g
 from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
+from monograph.compat.distributed.tensors import forms_without_symbols
 from monograph.compat.fake_values import fake_values, lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
 from monograph.compat.patching import replaced
@@ -176,7 +178,7 @@ class TracedStep:
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
         try:
-            with self._threads.checked(), self.values():
+            with self._threads.checked(), self.values(), forms_without_symbols(value_of):
                 recorded = trace(self._run, self.inputs.mode, self.inputs.fakes, known_value)
         except Exception as error:
             error.args = tuple(
@@ -318,7 +320,7 @@ class TracedStep:
         self._rules.end()
         self._settings.check()
         with self._recorder.phase("update"):
-            self._begun.end_parts()
+            self._begun.end_parts(self.optimizers.stepped)
         for average in self.request.owned.averages:
             with self._recorder.phase("average", average.path):
                 self._begun.update_average(average)

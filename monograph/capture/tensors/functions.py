@@ -160,11 +160,13 @@ def _unscaled(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _parts(given: dict[str, Any]) -> dict[str, Any]:
-    """What this process has of DTensors that are laid out alike: the update of each element is its own."""
+    """What this process has of DTensors, where those of one parameter are laid out alike: each element is updated by itself."""
+    lists = [item for item in given.values() if isinstance(item, (list, tuple)) and item]
+    for items in zip(*lists, strict=True):
+        if len({item.placements if is_sharded(item) else None for item in items if item.dim()}) > 1:
+            return given
     leaves: list[Any] = []
     tree = flatten(given, leaves)
-    if len({item.placements for item in leaves if is_sharded(item)}) != 1:
-        return given
     parts: dict[str, Any] = unflatten(tree, map(part_of, leaves))
     return parts
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
+
+from monograph.compat.patching import replaced
 
 
 def is_sharded(item: object) -> bool:
@@ -81,3 +86,37 @@ def laid_out_alike(live: Any, loaded: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if (loaded.device_mesh, loaded.placements) != (live.device_mesh, live.placements):
         loaded = loaded.redistribute(live.device_mesh, live.placements)
     return local_of(live), local_of(loaded)
+
+
+@contextmanager
+def forms_without_symbols(plain: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, numbers that move are what `plain` makes of them where DTensor works out the form of what an op gives.
+
+    What: the method that does so, and the caches of what was found. Why: it runs the op for that, which would make a constant of
+    the build of such a number; and a symbol of one trace means nothing in another. Degraded path: more builds, and errors.
+    """
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    dispatcher = None if module is None else getattr(module.DTensor, "_op_dispatcher", None)
+    propagator, name = getattr(dispatcher, "sharding_propagator", None), "_propagate_tensor_meta_non_cached"
+    its_own: Any = getattr(propagator, name, None)
+    if its_own is None:
+        yield
+        return
+
+    def without(schema: Any) -> Any:
+        other = copy(schema)
+        other.args_schema = tuple(map(plain, schema.args_schema))
+        other.kwargs_schema = {key: plain(item) for key, item in schema.kwargs_schema.items()}
+        return its_own(other)
+
+    debug = importlib.import_module("torch.distributed.tensor.debug")
+    forget: Callable[[], Any] = getattr(debug, "_clear_sharding_prop_cache", _nothing)
+    try:
+        with replaced(propagator, name, without):
+            yield
+    finally:
+        forget()
+
+
+def _nothing() -> None:
+    pass
