@@ -26,7 +26,6 @@ from monograph.errors import (
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
-from monograph.internals.before_build import prepare
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, check_declared, make_by_names
 from monograph.internals.kind import Kind
@@ -34,7 +33,7 @@ from monograph.internals.misfit import refusal
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
 from monograph.internals.sizes_of_one import NotPermitted, Served, capture_unless_served
-from monograph.internals.together import Together
+from monograph.internals.together import Together, prepare
 from monograph.internals.upgrades import Upgrades, can_wait
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count

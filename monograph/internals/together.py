@@ -1,4 +1,4 @@
-"""Steps that several processes take together: all agree before they run, and an error names who is at fault."""
+"""Before a build and its steps: modules are made ready, processes that take steps together agree, and an error names who is at fault."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from weakref import WeakSet
 
 from torch import nn
 
+from monograph.capture.lazy import initialise_lazy
+from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.compat.distributed.groups import group_named, whole_group
 from monograph.compiler import Build
 from monograph.distributed.buffers import begin_alike
 from monograph.distributed.replicas import Replica, replicas_of
+from monograph.distributed.whole_parameters import check_sharded
+from monograph.distributed.zero import shard_parameters, shard_state
 from monograph.errors import NonfiniteError
 from monograph.ir.meta import form
 
@@ -74,6 +78,16 @@ class Together:
                 found.Ranks(f"{name}/{of}", group_named(of) if of else whole_group())
             )
         return self._agreements[of]
+
+
+def prepare(request: Request, together: Together) -> None:
+    """Make the modules of a request ready."""
+    with handlers_heard(), handlers_held_back():
+        initialise_lazy(request)
+    check_sharded(request.owned.named_modules())
+    together.begin(request)
+    shard_parameters(request.owned, request.settings)
+    shard_state(request.owned, request.settings)
 
 
 def _agreement() -> Any:

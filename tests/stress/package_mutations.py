@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.stress.memory_mutations import MEMORY
 from tests.stress.mutations import Mutation
+from tests.stress.rank_mutations import RANKS
 from tests.stress.size_mutations import SIZES
 
 EXACT = ("elementwise", "backends/test_exact.py", "backends/test_exact_models.py")
@@ -67,6 +68,7 @@ SCHEDULES = ("flow/test_schedulers.py", "capture/optimizers/test_schedulers.py",
 PACKAGE: tuple[Mutation, ...] = (
     *SIZES,
     *MEMORY,
+    *RANKS,
     Mutation("capture", "if len(set(tensors)) == len(tensors):", "if True:", ("capture/optimizers/test_fused_optimizers.py",), file="capture/tensors/functions", is_new=True),
     Mutation("elementwise", "a > 0 ? pow(a, b) : a == 0 && b > 0 ? 0 : NAN", "pow(a, b) * (1 + 1e-16)", EXACT, file="elementwise/kinds", is_new=True),
     Mutation("elementwise", "if (!isfinite({self._names[node]})) return 1;", "", EXACT, file="elementwise/kinds", is_new=True),
@@ -141,7 +143,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture/effects", "asked = isinstance(tensor, torch.Tensor) and (tensor.is_leaf or tensor.retains_grad)", "asked = isinstance(tensor, torch.Tensor) and tensor.is_leaf", ("capture/test_assigned_gradients.py", "capture/accumulation/test_kept_gradients.py", *EFFECTS)),
     Mutation("capture/effects", "return value.shape == real.shape and value.dtype == real.dtype and value.device == device", "return value.shape == real.shape and value.device == device", ("graph/test_definition_errors.py", *EFFECTS, "state")),
     Mutation("capture/effects", "needs_grad = isinstance(leaf, torch.Tensor) and leaf.requires_grad", "needs_grad = False", ("graph/test_argument_errors.py", "runtime", *EFFECTS)),
-    Mutation("capture/effects", "keep_gradients and (item.real.requires_grad or item.real.grad is not None):", "keep_gradients and item.real.requires_grad:", ("capture/accumulation/test_kept_gradients.py", *EFFECTS)),
+    Mutation("capture/effects", "keep_gradients and (item.owner.requires_grad or item.owner.grad is not None):", "keep_gradients and item.owner.requires_grad:", ("capture/accumulation/test_kept_gradients.py", *EFFECTS)),
     Mutation("capture/effects", "            self.items[index] = None\n", "            pass\n", ("capture/numbers/test_growing_lists.py", "capture/numbers"), is_new=True),
     Mutation("capture/effects", "same_keys = len(self.keys) == len(other.keys) and all(map(_is_one_key, self.keys, other.keys))", "same_keys = len(self.keys) == len(other.keys)", ("ir/call/test_rebuilt_arguments.py", "capture/effects"), is_new=True),
     Mutation("capture/guards", "return isinstance(entries, dict) and all(type(entry) is torch.Tensor for entry in entries.values())", "return isinstance(entries, dict)", ("state/test_replaced_state.py", "capture/guards/test_optimizer_facts.py", "capture/optimizers/test_own_optimizers.py", "test_guards.py")),
@@ -175,7 +177,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture/optimizers", ".name] = _UNSCALED\n", ".name] = _READY\n", ("amp/test_scaler_steps.py", "amp/test_scaler_errors.py", "amp/test_scaling.py")),
     Mutation("capture/optimizers", "            self._in_backward = False\n", "            pass\n", ("amp/test_scaler_steps.py", "amp/test_scaler_errors.py", "amp/test_scaling.py")),
     Mutation("capture/tensors", "or (type(leaf) is float and math.isfinite(leaf)):", "or type(leaf) is float:", ("capture/guards/test_exact_numbers.py", "capture/guards/test_argument_facts.py", "test_guards.py")),
-    Mutation("capture/tensors", "layout = torch.preserve_format if dense else torch.contiguous_format", "layout = torch.preserve_format", ("capture/accumulation/test_accumulation.py", *TENSORS, "capture/accumulation", "test_accumulation.py")),
+    Mutation("capture/accumulation", "layout = torch.preserve_format if dense else torch.contiguous_format", "layout = torch.preserve_format", ("capture/accumulation/test_accumulation.py", *TENSORS, "capture/accumulation", "test_accumulation.py")),
     Mutation("capture/tensors", "    except (ArithmeticError, ValueError):\n        return False\n", "    except (ArithmeticError, ValueError):\n        return True\n", ("capture/numbers", *TENSORS)),
     Mutation("capture/tensors", "_READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)", "_READABLE = (Role.OPTIM, Role.HYPER)", ("capture/optimizers/test_no_gradient.py", *TENSORS)),
     Mutation("capture", "            table[key] = tensor\n", "            pass\n", ("capture/test_odd_modules.py", "runtime/test_failed_capture.py", "state_dict", "test_transaction.py", "test_state.py")),

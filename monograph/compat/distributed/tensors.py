@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from monograph.compat.patching import replaced
-
 
 def is_sharded(item: object) -> bool:
     """True for a DTensor, of which this process holds a part."""
@@ -112,9 +110,10 @@ def forms_without_symbols(plain: Callable[[Any], Any]) -> Iterator[None]:
     debug = importlib.import_module("torch.distributed.tensor.debug")
     forget: Callable[[], Any] = getattr(debug, "_clear_sharding_prop_cache", _nothing)
     try:
-        with replaced(propagator, name, without):
-            yield
+        setattr(propagator, name, without)
+        yield
     finally:
+        vars(propagator).pop(name, None)
         forget()
 
 
