@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from monograph.compat.patching import replaced
-
 
 def is_sharded(item: object) -> bool:
     """True for a DTensor, of which this process holds a part."""
@@ -111,10 +109,11 @@ def forms_without_symbols(plain: Callable[[Any], Any]) -> Iterator[None]:
 
     debug = importlib.import_module("torch.distributed.tensor.debug")
     forget: Callable[[], Any] = getattr(debug, "_clear_sharding_prop_cache", _nothing)
+    setattr(propagator, name, without)
     try:
-        with replaced(propagator, name, without):
-            yield
+        yield
     finally:
+        delattr(propagator, name)
         forget()
 
 
