@@ -109,11 +109,11 @@ def forms_without_symbols(plain: Callable[[Any], Any]) -> Iterator[None]:
 
     debug = importlib.import_module("torch.distributed.tensor.debug")
     forget: Callable[[], Any] = getattr(debug, "_clear_sharding_prop_cache", _nothing)
+    setattr(propagator, name, without)
     try:
-        setattr(propagator, name, without)
         yield
     finally:
-        vars(propagator).pop(name, None)
+        delattr(propagator, name)
         forget()
 
 
