@@ -22,6 +22,7 @@ from monograph.compat.ops import (
 from monograph.ir.meta import TensorMeta, form
 from monograph.layout import fills_a_block
 from monograph.plan.alias import Aliases
+from monograph.plan.layouts import certain_layouts
 from monograph.plan.lifetime import lifetimes
 
 # Ops without torch's mark for those that work element by element, which read no element that they have written: the softmaxes
@@ -47,23 +48,30 @@ def overwrites(graph: fx.Graph, memory: Aliases, *, apart: Container[fx.Node]) -
     found: dict[fx.Node, fx.Node] = {}
     lives = lifetimes(graph, memory)
     makers = {node.name: node for node in graph.nodes}
+    sure = certain_layouts(graph)
     for node in graph.nodes:
         if node in apart:
             continue
-        for source in sources_of(node, memory, makers):
+        for source in sources_of(node, memory, makers, sure):
             if lives[next(iter(memory.certain[source.name]))].last_read == node.name:
                 found[node] = source
                 break
     return found
 
 
-def sources_of(node: fx.Node, memory: Aliases, makers: Mapping[str, fx.Node]) -> Iterator[fx.Node]:
-    """The arguments that an op may write over, each if nothing else shows its memory later. `makers` are all nodes by name."""
+def sources_of(
+    node: fx.Node, memory: Aliases, makers: Mapping[str, fx.Node], sure: Container[fx.Node]
+) -> Iterator[fx.Node]:
+    """The arguments that an op may write over, each if nothing else shows its memory later. `makers` are all nodes by name.
+
+    Where a value is not among the `sure` ones, the result of the op by itself may have another layout than its argument, and
+    ops after it would have other bits.
+    """
     described = form(node)
-    if described is None or op_into(node.target) is None or not _fills_a_block(described):
+    if described is None or op_into(node.target) is None or not _fills_a_block(described) or node not in sure:
         return
     for source in dict.fromkeys(item for item in node.args if isinstance(item, fx.Node)):
-        if form(source) == described and _may_go(node, source, described, memory, makers):
+        if source in sure and form(source) == described and _may_go(node, source, described, memory, makers):
             yield source
 
 

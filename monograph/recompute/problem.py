@@ -28,6 +28,7 @@ from monograph.ir.program import Program
 from monograph.passes.effects import is_pure
 from monograph.plan.alias import Aliases, Shown, aliases
 from monograph.plan.in_place import in_place
+from monograph.plan.layouts import certain_layouts
 from monograph.plan.overwrite import sources_of
 
 _FORWARD: Final = "forward"
@@ -254,8 +255,9 @@ class _Reading:
 
     def _overwritable(self) -> Iterator[tuple[int, int]]:
         makers = {node.name: node for node in self.program.graph.nodes}
+        sure = certain_layouts(self.program.graph)
         for position, node in enumerate(self.nodes):
-            for source in sources_of(node, self.memory, makers):
+            for source in sources_of(node, self.memory, makers, sure):
                 (storage,) = self._shown(source)
                 yield position, storage
 

@@ -301,6 +301,22 @@ def test_steps_without_an_update_write_over_arguments_too() -> None:
     assert logits < step.memory(x, y).peak_bytes < 2.3 * logits
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize("activation", [nn.ReLU6, nn.ELU, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.GELU])
+def test_results_are_laid_out_as_in_eager_mode(activation: type[nn.Module]) -> None:
+    """Shape functions of torch say of some backwards that they follow the other argument than their kernels do."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, after in ((3, 16), (16, 32), (32, 32)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), activation()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    model.to(memory_format=torch.channels_last)
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), momentum(model))
+    step.config.backend("aten")
+    x = torch.randn(16, 3, 12, 12).contiguous(memory_format=torch.channels_last)
+    assert step.verify(x, torch.randint(10, (16,)), steps=2).ok
+
+
 def test_what_is_read_later_or_returned_is_not_written_over() -> None:
     class Step(mg.Graph):
         def __init__(self) -> None:

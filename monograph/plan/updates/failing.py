@@ -17,7 +17,7 @@ from monograph.compat.ops import OpOverload, is_custom, is_pointwise, overload_n
 from monograph.ir.memory import is_view
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, metas, origin, value
 from monograph.ir.own_ops import CLASS_LOSS_BACKWARD
-from monograph.layout import Layout
+from monograph.plan.layouts import certain_layouts
 
 aten = torch.ops.aten
 # Backwards that look at indices which an op before them has looked at: that op, one of these, and where each has the indices and the
@@ -31,13 +31,6 @@ _CHECKED_BY: Final[Mapping[Any, tuple[tuple[Any, ...], int, int | None]]] = {
     aten.max_pool2d_with_indices_backward.default: ((aten.max_pool2d_with_indices.default,), 7, None),
     aten.max_pool3d_with_indices_backward.default: ((aten.max_pool3d_with_indices.default,), 7, None),
 }
-
-_CONTIGUOUS: Final = """
-    mm addmm bmm baddbmm mv dot sum mean amax amin embedding embedding_dense_backward native_layer_norm
-    native_layer_norm_backward cat stack full zeros ones arange nll_loss_forward nll_loss_backward select_backward
-    slice_backward max_pool2d_with_indices_backward
-"""
-_IN_ORDER: Final = frozenset(f"aten::{name}" for name in _CONTIGUOUS.split())
 
 
 def can_fail(node: fx.Node) -> bool:
@@ -61,38 +54,9 @@ def can_fail(node: fx.Node) -> bool:
 
 
 def views_hold(graph: fx.Graph, ops: Iterable[fx.Node]) -> bool:
-    """True if no view among these ops can fail, since the strides of what it shows are certain.
-
-    Shape functions of torch report other strides than its kernels give for some ops, where arguments are permuted.
-    """
-    sure: set[fx.Node] = set()
-    for node in graph.nodes:
-        given = [item for item in node.all_input_nodes if form(item) is not None]
-        plain = all(item in sure and _is_contiguous(item) for item in given)
-        if (
-            node.op == "placeholder"
-            or plain
-            or _lays_out_by_itself(node)
-            or ((is_view(node) or node.target is operator.getitem) and node.all_input_nodes[0] in sure)
-        ):
-            sure.add(node)
+    """True if no view among these ops can fail, since the strides of what it shows are certain."""
+    sure = certain_layouts(graph)
     return all(node.all_input_nodes[0] in sure for node in ops if node.target is aten.view.default)
-
-
-def _is_contiguous(node: fx.Node) -> bool:
-    return all(
-        _present(item).is_like(Layout.contiguous(*_present(item).shape)) for item in metas(value(node))
-    )
-
-
-def _present(described: TensorMeta) -> Layout:
-    """The layout at the sizes of the capture."""
-    return Layout(tuple(map(int, described.shape)), tuple(map(int, described.stride)))
-
-
-def _lays_out_by_itself(node: fx.Node) -> bool:
-    """True for ops whose results are contiguous, whatever the strides of the arguments."""
-    return isinstance(node.target, OpOverload) and str(schema_of(node.target).name) in _IN_ORDER
 
 
 def is_arithmetic(node: fx.Node, described: TensorMeta) -> bool:

@@ -15,6 +15,7 @@ from monograph.ir.meta import TensorMeta, compute_nodes, form, metas, output_nod
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Storage
+from monograph.plan.layouts import certain_layouts
 from monograph.plan.overwrite import sources_of
 from monograph.plan.plan import Plan
 from monograph.plan.updates.counterparts import op_in_place
@@ -186,6 +187,7 @@ class _Writes:
     def __init__(self, graph: fx.Graph, memory: Aliases, ops: Sequence[fx.Node]) -> None:
         self._memory, self._ops = memory, set(ops)
         self._order = {node: index for index, node in enumerate(graph.nodes)}
+        self._sure = certain_layouts(graph)
         self._makers = {node.name: node for node in graph.nodes}
         self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
         self._readers: dict[Storage, list[fx.Node]] = {}
@@ -226,7 +228,7 @@ class _Writes:
 
     def _is_left_to(self, op: fx.Node, source: fx.Node) -> bool:
         """True for what an op before the tail has made, if the caller does not get it. When its last reader has run is seen to later."""
-        if source not in sources_of(op, self._memory, self._makers):
+        if source not in sources_of(op, self._memory, self._makers, self._sure):
             return False
         shown = self._memory.possible[source.name]
         return all(shown.isdisjoint(self._memory.possible[item.name]) for item in self._returned)
