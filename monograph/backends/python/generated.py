@@ -7,6 +7,8 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import fx
 
 from monograph.backends.python.entries import Invocation, entries
 from monograph.compat.modes import (
+    num_dispatch_modes,
     outside_of_function_modes,
     profiler_is_on,
     profiler_marks,
@@ -149,7 +152,7 @@ class Text:
 
 
 class Generated:
-    """Runs the generated function."""
+    """Runs the generated function. Dispatch modes see the ops of the program, which write over nothing."""
 
     def __init__(self, plan: Plan, *, quick: bool = False, own: Iterable[Any] = ()) -> None:
         calls = (
@@ -157,17 +160,25 @@ class Generated:
         )
         scope = Scope(entries={**entries(calls), **{function: function for function in own}})
         self._plan, self._context = plan, outside_of_function_modes if quick else nullcontext
+        self._writes_over = any(item.into for item in (plan, *plan.parts))
         self._text = Text(plan.program, lines_of(plan, scope), scope, {})
         self.run = scope.names[plan.program.name]
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         made: tuple[Any, ...]
+        if self._writes_over and num_dispatch_modes():
+            return self._apart(inputs)
         try:
             with self._context():
                 made = self.run(*inputs) if not profiler_is_on() else self._marked(*inputs)
         except Exception as error:
             raise self._text.noted(error)  # noqa: B904  # it is the same error, or stands for it
         return made
+
+    @cached_property
+    def _apart(self) -> Generated:
+        parts = tuple(replace(part, into={}) for part in self._plan.parts)
+        return Generated(replace(self._plan, into={}, parts=parts))
 
     def noted(self, error: Exception) -> Exception:
         """An error that came out of the function, with the user's line."""
