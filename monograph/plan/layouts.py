@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Final
 
+import torch
 from torch import fx
 
 from monograph.compat.ops import OpOverload, is_custom, is_pointwise, schema_of
@@ -13,6 +14,7 @@ from monograph.ir.meta import TensorMeta, form, metas, value
 from monograph.ir.own_ops import CLASS_LOSS_BACKWARD
 from monograph.layout import Layout, fills_a_block
 
+_NEGATED: Final = torch.ops.aten._neg_view.default
 # ops whose results are contiguous, whatever the strides of the arguments
 _CONTIGUOUS: Final = """
     mm addmm bmm baddbmm mv dot sum mean amax amin embedding embedding_dense_backward native_layer_norm
@@ -25,14 +27,21 @@ _IN_ORDER: Final = frozenset(f"aten::{name}" for name in _CONTIGUOUS.split())
 def certain_layouts(graph: fx.Graph) -> set[fx.Node]:
     """The values whose strides are those of their descriptions.
 
-    Inputs; what ops give whose results are contiguous in any case, or that are given contiguous tensors alone, or tensors of one
+    But for what may be complex: inputs; what ops give whose results are contiguous in any case, or that are given contiguous tensors alone, or tensors of one
     layout; what element-wise ops give, whose shape function is the one that their kernels ask; views of such values.
     """
     sure: set[fx.Node] = set()
     for node in graph.nodes:
+        if _may_have_a_bit(node):
+            continue
         if node.op == "placeholder" or _lays_out_by_itself(node) or _follows(node, sure):
             sure.add(node)
     return sure
+
+
+def _may_have_a_bit(node: fx.Node) -> bool:
+    """True for what may be conjugated or negated by a bit, which an op that writes over it would not keep."""
+    return node.target is _NEGATED or any(meta.dtype.is_complex for meta in metas(value(node)))
 
 
 def _follows(node: fx.Node, sure: set[fx.Node]) -> bool:
