@@ -151,8 +151,8 @@ class Ranks:
     def _missing(self, roster: _Roster, purpose: str, watcher: Watcher | None) -> DistributedError:
         answers = self._heard("answer")
         missing = [rank for rank in range(1, self.size) if answers[rank] != roster.digest]
-        if self.rank and roster.hellos[0] is None:  # nobody has asked for answers
-            missing = [0]
+        if self.rank and (roster.hellos[0] is None or not missing):
+            missing = [0]  # it has not asked for answers, or not said that all have given them
         last = "" if watcher is None else f"; {watcher.last(missing)}"
         return DistributedError(
             f"{self.named(missing)} did not come {purpose} within {self.seconds:g} seconds{last}",
