@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,14 +22,16 @@ class Workspaces:
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
-    def allocated_by(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    def allocated_by(self, op: Any, arguments: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> int:
         """The most bytes that a kernel on the CPU holds of what it makes, its results among them.
 
-        Tensors among the arguments are on the device `meta`. Gives 0 for what is no kernel of a library, or cannot be run here.
+        `arguments` gives those by place and by name, with tensors on the device `meta`; it is asked for kernels of libraries
+        alone. Gives 0 for others, and for what cannot be run here.
         """
         if not _is_of_library(op):
             return 0
         given: list[str] = []
+        args, kwargs = arguments()
         call = fx.node.map_aggregate((tuple(args), dict(kwargs)), lambda item: _noted(item, given))
         key = repr((op, given))
         if key not in self._known:

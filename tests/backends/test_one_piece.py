@@ -153,13 +153,13 @@ def test_what_a_kernel_takes_for_itself_is_counted():
     )  # one after the other
     known = Workspaces()
     op, like = torch.ops.aten.convolution.default, (x.to("meta"), weight.to("meta"))
-    most = known.allocated_by(op, (*like, *options), {})
+    most = known.allocated_by(op, lambda: ((*like, *options), {}))
     made = op(x, weight, *options)
     assert most >= made.nbytes
     assert most == most_allocated(lambda: op(x, weight, *options))
-    assert most == known.allocated_by(op, (*like, *options), {})
-    assert known.allocated_by(torch.ops.aten.add.Tensor, (like[0], 1), {}) == 0  # no library's
-    assert known.allocated_by(op, (like[0].mT[:, :3], like[1], *options), {}) == 0  # does not fit
+    assert most == known.allocated_by(op, lambda: ((*like, *options), {}))
+    assert known.allocated_by(torch.ops.aten.add.Tensor, lambda: ((like[0], 1), {})) == 0  # no library's
+    assert known.allocated_by(op, lambda: ((like[0].mT[:, :3], like[1], *options), {})) == 0  # does not fit
     kept.clear()
 
 

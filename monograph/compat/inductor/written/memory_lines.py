@@ -67,7 +67,7 @@ def notes_of(name: str) -> dict[str, Any]:
 def memory_noted(allocated_by: Callable[..., int]) -> Iterator[list[Stretch]]:
     """While the block runs, the last compilation leaves in the list what its code takes and gives back, in order.
 
-    `allocated_by` says of an op and its arguments what its kernel takes.
+    `allocated_by` says of an op and its arguments, which it may ask for, what its kernel takes.
     What: the method that settles which buffers take over the memory of others, and the lines as they are then.
     Degraded path: without them the list stays empty.
     """
@@ -175,13 +175,7 @@ class _Lines:
 
     def _work(self, call: Any) -> None:
         """What a kernel of torch's takes besides its results."""
-        tensors = [self._like(item.get_layout()) for item in call.inputs]
-        ordered = getattr(call, "unflatten_args", None)
-        args, kwargs = (
-            ordered(tensors, call.constant_args) if ordered else ((*tensors, *call.constant_args), {})
-        )
-        args, kwargs = fx.node.map_aggregate((tuple(args), {**call.kwargs, **kwargs}), self._number)
-        most = self._allocated_by(call.op_overload, args, kwargs)
+        most = self._allocated_by(call.op_overload, lambda: self._arguments(call))
         made = _flat(getattr(call, "outputs", None) or [call])
         inside = most - sum(self._nbytes(item.get_layout()) for item in made if item.has_tensor_output())
         if inside > 0:
@@ -189,6 +183,15 @@ class _Lines:
             node = _named(_in_order(call)) or self._stretches[-1].node
             self._add(Taken(name, node, inside, "inside"))
             self._stretches[-1].left.append(name)
+
+    def _arguments(self, call: Any) -> Any:
+        """What a kernel is given, by place and by name, its tensors on the device `meta`."""
+        tensors = [self._like(item.get_layout()) for item in call.inputs]
+        ordered = getattr(call, "unflatten_args", None)
+        args, kwargs = (
+            ordered(tensors, call.constant_args) if ordered else ((*tensors, *call.constant_args), {})
+        )
+        return fx.node.map_aggregate((tuple(args), {**call.kwargs, **kwargs}), self._number)
 
     def _like(self, layout: Any) -> torch.Tensor:
         shape, stride = ([*map(self._size, sizes)] for sizes in (layout.size, layout.stride))
