@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from torch import fx
 
-from monograph.compat.ops import OpOverload, named_arguments, packet_name
+from monograph.compat.distributed.ops import communicates
+from monograph.compat.ops import named_arguments, packet_name
 from monograph.distributed.agreement.ranks import first_difference
 
-_NAMESPACES: Final = ("_c10d_functional", "_c10d_functional_autograd")
 # what a rank does alone, and what one sends and another receives
 _NOT_COMPARED: Final = ("wait_tensor", "isend", "irecv", "batch_p2p_ops")
 _OF_OWN_SIZE: Final = ("all_to_all_single",)  # each rank gives as many rows as it likes
@@ -72,12 +72,7 @@ def difference(texts: Sequence[str]) -> tuple[list[int], str]:
 
 
 def _is_collective(node: fx.Node) -> bool:
-    return (
-        node.op == "call_function"
-        and isinstance(node.target, OpOverload)
-        and node.target.namespace in _NAMESPACES
-        and _name(node.target) not in _NOT_COMPARED
-    )
+    return communicates(node.target) and _name(node.target) not in _NOT_COMPARED
 
 
 def _name(op: Any) -> str:
