@@ -17,14 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from monograph.distributed.programs.collectives import calls_in_order
-from tests.distributed.processes import on_ranks
 from tests.distributed.training import (
     OPTIMIZERS,
     WORKLOADS,
     Case,
     Step,
     Trained,
-    collected,
+    Wrong,
+    assert_right,
     compare,
     eager_step,
 )
@@ -359,7 +359,6 @@ def eager_and_verify(rank: int) -> None:
 
 def same_program(rank: int) -> None:
     """Text and digest do not depend on the rank; the first build names its collectives."""
-    import torch.distributed as dist
 
     dist.new_group([0])  # torch counts the groups of each process
     own = dist.new_group([0, 1])
@@ -417,7 +416,6 @@ def both(rank: int) -> None:
 
 def in_place_collective(rank: int) -> None:
     """What torch.distributed does in place is refused by name."""
-    import torch.distributed as dist
 
     def body(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         loss = plain_body(model, x).detach().clone()
@@ -431,7 +429,6 @@ def in_place_collective(rank: int) -> None:
 
 def own_collective(rank: int) -> None:
     """A functional collective of the user's is an op of the step."""
-    import torch.distributed as dist
     import torch.distributed._functional_collectives as functional
 
     def body(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -498,29 +495,13 @@ LONG: dict[str, Case] = {
 }
 
 
-def _run(names: str) -> dict[str, str]:
-    return collected(QUICK if names == "quick" else LONG, dist.get_rank())
-
-
-@pytest.fixture(scope="module")
-def quick() -> list[dict[str, str]]:
-    return on_ranks(_run, "quick")
-
-
-@pytest.fixture(scope="module")
-def long() -> list[dict[str, str]]:
-    return on_ranks(_run, "long")
-
-
 @pytest.mark.every_case
 @pytest.mark.parametrize("case", QUICK)
-def test_a_graph_does_as_the_wrapper(case: str, quick: list[dict[str, str]]) -> None:
-    wrong = "".join(item[case] for item in quick)
-    assert not wrong, wrong
+def test_a_graph_does_as_the_wrapper(case: str, quick: Wrong) -> None:
+    assert_right(case, quick)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", LONG)
-def test_training_is_that_of_eager_mode(case: str, long: list[dict[str, str]]) -> None:
-    wrong = "".join(item[case] for item in long)
-    assert not wrong, wrong
+def test_training_is_that_of_eager_mode(case: str, long: Wrong) -> None:
+    assert_right(case, long)

@@ -16,7 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 import monograph as mg
 from monograph.distributed.programs.collectives import calls_in_order
 from tests.distributed.processes import on_ranks
-from tests.distributed.training import OPTIMIZERS, WORKLOADS, Case, Step, Trained, collected, eager_step
+from tests.distributed.training import (
+    OPTIMIZERS,
+    WORKLOADS,
+    Case,
+    Step,
+    Trained,
+    Wrong,
+    assert_right,
+    eager_step,
+)
 from tests.support import assert_same
 
 ALL = ("mlp", "mobilenet", "gpt", "lstm", "dlrm")
@@ -260,32 +269,16 @@ LONG: dict[str, Case] = {
 }
 
 
-def _run(names: str) -> dict[str, str]:
-    return collected(QUICK if names == "quick" else LONG, dist.get_rank())
-
-
-@pytest.fixture(scope="module")
-def quick() -> list[dict[str, str]]:
-    return on_ranks(_run, "quick")
-
-
-@pytest.fixture(scope="module")
-def long() -> list[dict[str, str]]:
-    return on_ranks(_run, "long")
-
-
 @pytest.mark.every_case
 @pytest.mark.parametrize("case", QUICK)
-def test_a_graph_does_as_the_wrapper(case: str, quick: list[dict[str, str]]) -> None:
-    wrong = "".join(item[case] for item in quick)
-    assert not wrong, wrong
+def test_a_graph_does_as_the_wrapper(case: str, quick: Wrong) -> None:
+    assert_right(case, quick)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", LONG)
-def test_training_is_that_of_eager_mode(case: str, long: list[dict[str, str]]) -> None:
-    wrong = "".join(item[case] for item in long)
-    assert not wrong, wrong
+def test_training_is_that_of_eager_mode(case: str, long: Wrong) -> None:
+    assert_right(case, long)
 
 
 # --- sums that are exact --------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -27,6 +29,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]]
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
 }
 Case = Callable[[int], None]
+Wrong = list[dict[str, str]]  # by rank what was wrong with each case, or nothing
 
 
 def collected(cases: Mapping[str, Case], rank: int) -> dict[str, str]:
@@ -40,6 +43,17 @@ def collected(cases: Mapping[str, Case], rank: int) -> dict[str, str]:
         except Exception:
             found[name] = f"rank {rank}\n{traceback.format_exc()}"
     return found
+
+
+def run_cases(module: str, table: str) -> dict[str, str]:
+    """Run the cases in a table of a module on this rank."""
+    return collected(getattr(importlib.import_module(module), table), dist.get_rank())
+
+
+def assert_right(case: str, found: Wrong) -> None:
+    """Nothing was wrong with a case on any rank."""
+    wrong = "".join(item[case] for item in found)
+    assert not wrong, wrong
 
 
 class Trained:
