@@ -32,15 +32,11 @@ VIEWS: Final = frozenset(
         *(_aten.transpose.int, _aten.unsqueeze.default, _aten.detach.default),
     )
 )
-_ON_THE_WAY: Final = VIEWS | {
-    *(
-        _aten.mul.Tensor,
-        _aten._to_copy.default,
-        _aten.constant_pad_nd.default,
-        _aten.clone.default,
-        _aten.cat.default,
-    )
+# what only moves numbers about
+MOVES: Final = VIEWS | {
+    *(_aten._to_copy.default, _aten.constant_pad_nd.default, _aten.clone.default, _aten.cat.default),
 }
+_ON_THE_WAY: Final = MOVES | {_aten.mul.Tensor}
 
 
 TOGETHER: Final = (
