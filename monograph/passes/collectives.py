@@ -19,7 +19,8 @@ from monograph.passes.effects import is_elementwise
 _aten = torch.ops.aten
 _PART, _WRITE_PART, _COPY = _aten.slice.Tensor, _aten.slice_scatter.default, _aten.copy.default
 FIRST_BYTES: Final = 1 << 20  # of the first bucket, so that something is on its way early
-BUCKET_BYTES: Final = 25 << 20  # of others, as DistributedDataParallel has them
+BUCKET_BYTES: Final = 25 << 20  # of others at most, as DistributedDataParallel has them
+_BUCKETS: Final = 8  # of all that is reduced: the last one is waited for
 
 
 def merge_collectives(program: Program) -> Program:
@@ -56,6 +57,8 @@ def _read_parts_themselves(graph: fx.Graph) -> None:
         if not isinstance(whole, fx.Node) or whole.target is not _WRITE_PART:
             continue
         source, part, *place = whole.args
+        if not (isinstance(source, fx.Node) and isinstance(part, fx.Node)):
+            continue
         if node.target is _PART and [*node.args[1:]] == place and form(node) == form(part):
             if all(is_elementwise(reader.target) for reader in node.users):
                 node.replace_all_uses_with(part)
@@ -86,9 +89,10 @@ def _buckets(begun: Sequence[Begun], ready: Ready) -> Iterator[list[Begun]]:
     """Those that may be one, in order: none is read before what the last of them adds is there."""
     open_ones: dict[object, list[Begun]] = {}
     full = set[object]()
+    usual = min(BUCKET_BYTES, max(FIRST_BYTES, sum(map(_nbytes, begun)) // _BUCKETS))
     for item in begun:
         bucket = open_ones.setdefault(item.kind, [])
-        limit = BUCKET_BYTES if item.kind in full else FIRST_BYTES
+        limit = usual if item.kind in full else FIRST_BYTES
         held = sum(map(_nbytes, bucket))
         late = ready.of(item.given) >= min(map(ready.first_read, bucket), default=ready.end)
         if bucket and (late or held + _nbytes(item) > limit):
@@ -138,9 +142,9 @@ def _merge_gathers(graph: fx.Graph) -> None:
 
 def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready) -> bool:
     """True for a gather that nothing reads what is gathered before, and for a small one of state that may begin earlier."""
-    if ready.place[item.begin] < min(map(ready.first_read, bucket)):
-        return True
     held = sum(map(_nbytes, bucket))
+    if ready.place[item.begin] < min(map(ready.first_read, bucket)):
+        return _phase(item) != "update" or (held + _nbytes(item)) * item.count <= BUCKET_BYTES
     return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held + _nbytes(item) <= FIRST_BYTES
 
 

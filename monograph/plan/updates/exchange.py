@@ -98,7 +98,9 @@ def written_last(
         new = outputs[index]
         if isinstance(new, fx.Node) and new in place and new.args and new.args[0] is old:
             own = memory.possible[old.name]
-            later = [item for op in ops[place[new] :] for item in reads(op) if item is not old or op is not new]
+            later = [
+                item for op in ops[place[new] :] for item in reads(op) if item is not old or op is not new
+            ]
             fits = form(new) == form(old) and op_in_place(new.target) is not None
             if fits and all(own.isdisjoint(memory.possible[item.name]) for item in later):
                 found[index] = new

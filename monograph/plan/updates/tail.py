@@ -97,7 +97,9 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
     if not kept:
         return None
     writes.into_temporaries([op for op in ops if op in kept])
-    late = written_last(exchanged, {i: item for i, item in state.items() if i not in written}, outputs, memory)
+    late = written_last(
+        exchanged, {i: item for i, item in state.items() if i not in written}, outputs, memory
+    )
     writes.into |= {new: state[index] for index, new in late.items()}
     numbers = [item for op in ops if op in kept for item in numbers_of(op)]
     whole = kept | {op for item in fused for op in item.taken}
@@ -125,9 +127,7 @@ def _may_negate(program: Program) -> bool:
     )
 
 
-def _last_ops(
-    program: Program, memory: Aliases, known: Set[str], exchanged: Set[fx.Node]
-) -> set[fx.Node]:
+def _last_ops(program: Program, memory: Aliases, known: Set[str], exchanged: Set[fx.Node]) -> set[fx.Node]:
     """Ops that take all values and lead to new state alone, through such ops or an exchange. They work on memory that is known."""
     output = program.graph.output_node()
     ports = zip(output_nodes(program.graph), program.outputs, strict=True)
