@@ -70,6 +70,14 @@ class Together:
                 nonfinite = error
         raise nonfinite
 
+    def may_swap(self, build: Build, step: int, is_ready: bool) -> bool:
+        """True from the step on at which all go over to compiled code, once it `is_ready` in each process."""
+        signature = self._signatures.get(build.number)
+        if signature is None:
+            return False
+        groups = dict.fromkeys(item.group for item in signature.collectives)
+        return self._agreed_on("", groups).swaps(build.program.digest, step, is_ready=is_ready)
+
     def _agreed_on(self, name: str, groups: Collection[str]) -> Agreement:
         of = next(iter(groups)) if len(groups) == 1 else ""
         if of not in self._agreements:
