@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.distributed.ops import communicates
 from monograph.compat.fake_values import results_by_value
 from monograph.compat.fakes import LOGGER_OF_FAKES
 from monograph.compat.inductor.arithmetic import OPTIONS as EAGERS_ARITHMETIC
@@ -38,7 +37,7 @@ from monograph.compat.inductor.directories import out_of_room, room_for_torch
 from monograph.compat.inductor.headers import are_worth_compiling, headers_with_the_rest
 from monograph.compat.inductor.less_work import less_work
 from monograph.compat.inductor.lowerings import with_own_linear
-from monograph.compat.inductor.write_order import UnorderedError, can_order
+from monograph.compat.inductor.write_order import OF_COLLECTIVES, UnorderedError, can_order, order_of
 from monograph.compat.inductor.written.memory_lines import memory_noted
 from monograph.compat.patching import quiet
 from monograph.compat.tensors import PointerGuard, pointer_guard
@@ -55,13 +54,6 @@ _FOR_SPEED: Mapping[str, Any] = {  # each torch has some of them
     "cpp.min_chunk_size": 4096,  # elements for each thread of a loop; fewer take as long as waking the threads
     "aot_inductor.enable_frame_pointer": False,  # these two are for profilers
     "aot_inductor.enable_line_tables": False,
-}
-_FOR_COLLECTIVES: Mapping[
-    str, Any
-] = {  # they begin where the program says, and are waited for as late as can be
-    "reorder_for_peak_memory": False,
-    "reorder_for_compute_comm_overlap": True,
-    "reorder_for_compute_comm_overlap_passes": ["sink_waits"],
 }
 OPTIONS: Mapping[str, Any] = {
     **EAGERS_ARITHMETIC,
@@ -187,10 +179,8 @@ def _compiled(
         stack.enter_context(quiet("torch._inductor.ir"))  # that an op has no C interface
         stack.enter_context(quiet(LOGGER_OF_FAKES))  # that a kernel takes no size that varies: a formula does
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
-        options = {"aot_inductor.output_path": folder, **OPTIONS, **more}
-        if any(communicates(node.target) for node in module.graph.nodes):
-            options |= _FOR_COLLECTIVES
-        for name in (_FOR_SPEED.keys() | _FOR_COLLECTIVES.keys()) - set(torch._inductor.list_options()):
+        options = {"aot_inductor.output_path": folder, **OPTIONS, **order_of(module.graph), **more}
+        for name in (_FOR_SPEED.keys() | OF_COLLECTIVES.keys()) - set(torch._inductor.list_options()):
             options.pop(name, None)
         if not can_keep_results_off_the_stack():
             options.pop("aot_inductor.allow_stack_allocation", None)

@@ -38,7 +38,7 @@ def exchange(program: Program) -> tuple[fx.Node, ...]:
         leads = bool(node.users) and all(reader in late or reader is output for reader in node.users)
         if leads and node not in results and _may_be_late(node):
             late.add(node)
-    found = {node for node in begun if node in late}
+    found = {node for node in begun if node in late and _sends_new_state(node, late)}
     for node in compute_nodes(program.graph):
         if node in late and not found.isdisjoint(node.all_input_nodes):
             found.add(node)
@@ -46,6 +46,14 @@ def exchange(program: Program) -> tuple[fx.Node, ...]:
         if node in late and not _is_arithmetic(node) and found.issuperset(node.users):
             found.add(node)
     return tuple(_in_order([node for node in compute_nodes(program.graph) if node in found]))
+
+
+def _sends_new_state(node: fx.Node, late: Container[fx.Node]) -> bool:
+    """True if what a collective sends was made by updates, and not by backward."""
+    return all(
+        item in late and (_sends_new_state(item, late) if item.target in MOVES else _is_late(item))
+        for item in node.all_input_nodes
+    )
 
 
 def _is_late(node: fx.Node) -> bool:

@@ -214,7 +214,7 @@ def _rebuilt(
     together = {op.name: call.ops[-1].name for call in second for op in call.ops}
     here_tail = tail.on(program)
     grouped = {op.name for call in early for op in call.ops}
-    apart = {*here_tail.ops, *here_tail.into, *(named[name] for name in grouped)}
+    apart = {*here_tail.ops, *here_tail.exchange, *(named[name] for name in grouped)}
     over = overwrites(program.graph, aliases(program, into), apart=apart)
     into |= {op.name: item.name for op, item in over.items()}
     calls = tuple(map(here, second))
