@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.compat.fakes import DATA_DEPENDENT
 from monograph.compat.symbolic_numbers import is_overflow
-from monograph.errors import DataDependentError, MonographError, capture_error_of
+from monograph.errors import DataDependentError, MonographError, capture_error_of, first_line
 from monograph.state.find import Owned
 from monograph.user_code.lines import user_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
@@ -55,11 +55,6 @@ _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python read
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
-
-
-def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def translated(error: Exception, owned: Owned) -> Exception:

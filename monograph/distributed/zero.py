@@ -12,7 +12,7 @@ from monograph.compat.distributed.groups import mesh_of_all, num_processes
 from monograph.compat.distributed.tensors import is_sharded, part_laid_out
 from monograph.compat.modules import parameters_of
 from monograph.errors import DistributedError
-from monograph.settings import Settings, Zero
+from monograph.settings import Settings
 from monograph.state.find import Owned
 
 ZERO_DIM: Final = "zero"  # the name of the dimension of a mesh over which a graph itself lays parameters out
@@ -31,15 +31,14 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
             "enable_zero() in a single process",
             hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
         )
-    plain = [item for item in _places(owned) if not is_sharded(item[2])]
+    whole = _kept_whole(owned)
+    plain = [item for item in _places(owned) if not is_sharded(item[2]) and id(item[2]) not in whole]
     if not plain:
         return
     made: dict[int, Any] = {}
-    mesh = mesh_of_all(plain[0][2].device.type, ZERO_DIM)
 
     def part(tensor: torch.Tensor) -> Any:
-        made = part_laid_out(tensor.detach(), mesh, is_split=_is_split(tensor, zero))
-        return made.clone(memory_format=torch.contiguous_format)
+        return part_updated(tensor, settings).clone(memory_format=torch.contiguous_format)
 
     for module, name, parameter in plain:
         if id(parameter) not in made:
@@ -47,8 +46,13 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
         parameters_of(module)[name] = made[id(parameter)]
     _in_optimizers(owned, made, part)
     for average in owned.averages:
+        named = dict(average.module.named_parameters())
         average.weights.update(
-            {name: part(item) for name, item in average.weights.items() if not is_sharded(item)}
+            {
+                name: part(item)
+                for name, item in average.weights.items()
+                if not is_sharded(item) and is_of_zero(named.get(name))
+            }
         )
 
 
@@ -73,17 +77,23 @@ def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
     if zero is None or zero.stage == 3 or num_processes() == 1:
         return {}
     found: dict[int, Any] = {}
+    whole = _kept_whole(owned)
     for _, _, parameter in _places(owned):
-        if not is_sharded(parameter) and id(parameter) not in found:
-            mesh = mesh_of_all(parameter.device.type, ZERO_DIM)
-            found[id(parameter)] = part_laid_out(
-                parameter.detach(), mesh, is_split=_is_split(parameter, zero)
-            )
+        if not (is_sharded(parameter) or id(parameter) in found or id(parameter) in whole):
+            found[id(parameter)] = part_updated(parameter, settings)
     return found
 
 
-def _is_split(tensor: torch.Tensor, zero: Zero) -> bool:
-    return tensor.numel() >= zero.shard_min_size and tensor.dim() > 0
+def part_updated(tensor: torch.Tensor, settings: Settings) -> Any:
+    """The part of a parameter, or of what belongs to one, that this process updates: a DTensor that shows it."""
+    assert settings.zero is not None
+    is_split = tensor.numel() >= settings.zero.shard_min_size and tensor.dim() > 0
+    return part_laid_out(tensor.detach(), mesh_of_all(tensor.device.type, ZERO_DIM), is_split=is_split)
+
+
+def _kept_whole(owned: Owned) -> set[int]:
+    """The parameters of optimizers that do not run on parts."""
+    return {id(p) for item in owned.optimizers if owned.whole.get(item.name) for p in item.parameters}
 
 
 def _places(owned: Owned) -> Iterator[tuple[nn.Module, str, Any]]:

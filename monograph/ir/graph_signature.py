@@ -100,6 +100,15 @@ class Assign(Bindable):
 
 
 @dataclass(frozen=True)
+class AssignPart(Bindable):
+    """An output that is what this process has of a DTensor, which becomes `container[key]`; `around` makes it of that."""
+
+    container: Any
+    key: Any
+    around: Callable[[torch.Tensor], Any]
+
+
+@dataclass(frozen=True)
 class OptimizerEntries(Bindable):
     """The state of one parameter in an optimizer; it may not exist before it is assigned to."""
 
@@ -151,7 +160,18 @@ class ReadAfter:
     name: str
 
 
-Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Recorded | ReadAfter | Between
+Target = (
+    Copy
+    | CopyToArgument
+    | CopyToGradient
+    | Assign
+    | AssignPart
+    | Gradient
+    | Part
+    | Recorded
+    | ReadAfter
+    | Between
+)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
 from monograph.ir.graph_signature import (
     Assign,
+    AssignPart,
     Copy,
     CopyToArgument,
     CopyToGradient,
@@ -39,6 +40,8 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
                 container[key] = fence(output)
         case Assign(container, key):
             container[key] = output
+        case AssignPart(container, key, around):
+            container[key] = around(output)
         case Part():
             target.deliver(output)
         case Recorded(log, path):

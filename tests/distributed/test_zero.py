@@ -239,19 +239,6 @@ QUICK: dict[str, Case] = {
     for check in CHECKS
     for stage in (1, 2, 3)
 }
-TORCHS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "AdamW one by one": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
-    "Adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
-    "Adadelta": torch.optim.Adadelta,
-    "NAdam": torch.optim.NAdam,
-    "Adamax": torch.optim.Adamax,
-    "RAdam": torch.optim.RAdam,
-    "ASGD": torch.optim.ASGD,
-}
 LONG: dict[str, Case] = {
     **{
         f"{workload} {optimizer} at stage {stage}": partial(
@@ -260,11 +247,6 @@ LONG: dict[str, Case] = {
         for workload in ALL
         for optimizer in ("adamw", "sgd")
         for stage in (1, 2, 3)
-    },
-    **{
-        f"{name} at stage {stage}": partial(trained, stage=stage, make=make)
-        for name, make in TORCHS.items()
-        for stage in (2, 3)
     },
 }
 

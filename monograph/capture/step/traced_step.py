@@ -26,9 +26,8 @@ from monograph.capture.numbers.known import known_value
 from monograph.capture.numbers.moving import value_of
 from monograph.capture.numbers.python_functions import functions_know_numbers
 from monograph.capture.optimizers.checks import check_steps, check_trainable
-from monograph.capture.optimizers.foreign_scalers import foreign_scalers_refused
 from monograph.capture.optimizers.rules import StepRules
-from monograph.capture.optimizers.skipped_steps import step_or_skip
+from monograph.capture.optimizers.scalers import foreign_scalers_refused, step_or_skip
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.process.threads import OtherThreads
@@ -59,6 +58,7 @@ from monograph.compat.autograd import checkpointed_regions, handles_noted, held_
 from monograph.compat.distributed.tensors import forms_without_symbols
 from monograph.compat.fake_values import fake_values, lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
+from monograph.compat.optimizers import clipping_by_one_norm
 from monograph.compat.patching import replaced
 from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
@@ -263,6 +263,8 @@ class TracedStep:
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(fakes_hidden(self.inputs.mode))
         bypass_wrappers(stack, self.replicas, self._averaged, syncs=self._begun.micro is None)
+        if any(owned.whole.values()):
+            stack.enter_context(clipping_by_one_norm())
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
         vary = bool(self.inputs.moving.sizes)
         stack.enter_context(functions_know_numbers(self.request.build, *owners, sizes_vary=vary))
