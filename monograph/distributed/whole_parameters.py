@@ -21,7 +21,7 @@ from monograph.compat.distributed.fully_shard import (
 )
 from monograph.compat.modes import current_tracer
 from monograph.compat.modules import FLAT_WEIGHTS, mark_parameter, parameters_of, weights_in_order
-from monograph.distributed.gather import gathered, kept_whole
+from monograph.distributed.gather import Cast, gathered, kept_whole
 from monograph.distributed.programs.begun import GATHER, TOGETHER
 from monograph.distributed.programs.gather_again import AGAIN
 from monograph.distributed.zero import is_of_zero
@@ -61,12 +61,13 @@ class WholeParameters:
             if not self._depth:
                 self._known.clear()
 
-    def _whole(self, known: ShardedModule, parameter: Any) -> torch.Tensor:
+    def _whole(self, known: ShardedModule, item: ShardedParameter) -> torch.Tensor:
+        parameter = item.sharded
         shown = self._seen(parameter)
         if id(parameter) in self._kept:
             whole, stays = self._kept[id(parameter)]
             return whole if stays else kept_whole(shown, whole.detach())
-        return gathered(shown, known.parameter_type, known.gradient_type)
+        return gathered(shown, item.inner, Cast(known.parameter_type, known.gradient_type))
 
     def _run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if (known := self._of.get(id(module))) is None:
@@ -78,7 +79,7 @@ class WholeParameters:
         for item in known.parameters:
             whole = self._known.get(id(item.sharded))
             if whole is None:
-                whole = self._whole(known, item.sharded)
+                whole = self._whole(known, item)
                 mark_parameter(whole)
             if known.shares:
                 self._known[id(item.sharded)] = whole

@@ -7,7 +7,7 @@ path: none, such a module is not known as one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,39 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.compat.distributed.tensors import layout_of, local_of
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """What modules see of a parameter that was a DTensor already: one over the last dimensions of the mesh.
+
+    `shape` is that of what this process has of it.
+    """
+
+    around: Callable[[torch.Tensor], Any]
+    placements: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def num_dims(self) -> int:
+        """The dimensions of its mesh."""
+        return len(self.placements)
+
+    def local_gradient(self, gradient: Any) -> torch.Tensor:
+        """What this process has of a gradient, laid out as the parameter."""
+        if tuple(gradient.placements) != self.placements:
+            gradient = gradient.redistribute(placements=self.placements)
+        return local_of(gradient)
+
 
 @dataclass(frozen=True, eq=False)
 class ShardedParameter:
-    """A parameter: the DTensor, and the places where modules have it."""
+    """A parameter: the DTensor, the places where modules have it, and what they see there if that is a DTensor."""
 
     sharded: Any
     places: tuple[tuple[nn.Module, str], ...]
+    inner: Inner | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +101,8 @@ def unknown_wishes(module: Any) -> str:
         for item in group.fsdp_params:
             if item.offload_to_cpu:
                 return "with parameters that are offloaded"
-            if item.is_dtensor:
-                return "around parameters that are DTensors already"
+            if item.is_dtensor and _inner(item) is None:
+                return "around DTensors over a mesh that has its own dimensions, too"
     return ""
 
 
@@ -106,7 +132,15 @@ def _described(module: nn.Module, state: Any) -> ShardedModule:
 def _parameter(item: Any) -> ShardedParameter:
     info = item._module_info
     places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
-    return ShardedParameter(item.sharded_param, tuple(places))
+    return ShardedParameter(item.sharded_param, tuple(places), _inner(item))
+
+
+def _inner(item: Any) -> Inner | None:
+    """What: the layout that a parameter had before. Degraded path: None, and such a module is refused."""
+    spec = getattr(item, "_unsharded_dtensor_spec", None) or getattr(item, "_tp_spec", None)
+    if not item.is_dtensor or spec is None or spec.mesh.ndim >= item.sharded_param.device_mesh.ndim:
+        return None
+    return Inner(layout_of(item.sharded_param, spec), tuple(spec.placements), tuple(item._orig_size))
 
 
 @contextmanager

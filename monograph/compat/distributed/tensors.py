@@ -42,15 +42,24 @@ def with_local(item: Any, local: torch.Tensor, *, requires_grad: bool | None = N
     return layout_of(item)(local, item.requires_grad if requires_grad is None else requires_grad)
 
 
-def layout_of(item: Any) -> Callable[..., Any]:
-    """What makes a DTensor of a part: laid out as another one, of which nothing is held."""
-    kind, spec = type(item), item._spec
+def layout_of(item: Any, spec: Any = None) -> Callable[..., Any]:
+    """What makes a DTensor of a part: laid out as another one, of which nothing is held, or as `spec` of torch says."""
+    kind, spec = type(item), spec or item._spec
 
     def around(local: torch.Tensor, requires_grad: bool = False) -> Any:
         with torch.no_grad():
             return kind(local, spec, requires_grad=requires_grad)
 
     return around
+
+
+def split_dim(placement: Any) -> int | None:
+    """The dimension of which processes have rows each; None where each has all.
+
+    What: `_StridedShard`, which says the same of rows that other processes have in parts again. Degraded path: none needed.
+    """
+    found: int | None = getattr(placement, "dim", None)
+    return found
 
 
 def rows_here(rows: int, mesh: Any) -> tuple[int, int]:
