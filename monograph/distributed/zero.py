@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from monograph.compat.distributed.groups import mesh_of_all, num_processes
+from monograph.compat.distributed.groups import mesh_of_all, mesh_over, num_processes
 from monograph.compat.distributed.tensors import is_sharded, part_laid_out
 from monograph.compat.modules import parameters_of
 from monograph.errors import DistributedError
@@ -36,9 +36,10 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
     if not plain:
         return
     made: dict[int, Any] = {}
+    parts = PartsUpdated(settings)
 
     def part(tensor: torch.Tensor) -> Any:
-        return part_updated(tensor, settings).clone(memory_format=torch.contiguous_format)
+        return parts.of(tensor).clone(memory_format=torch.contiguous_format)
 
     for module, name, parameter in plain:
         if id(parameter) not in made:
@@ -77,18 +78,33 @@ def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
     if zero is None or zero.stage == 3 or num_processes() == 1:
         return {}
     found: dict[int, Any] = {}
-    whole = _kept_whole(owned)
+    whole, parts = _kept_whole(owned), PartsUpdated(settings)
     for _, _, parameter in _places(owned):
         if not (is_sharded(parameter) or id(parameter) in found or id(parameter) in whole):
-            found[id(parameter)] = part_updated(parameter, settings)
+            found[id(parameter)] = parts.of(parameter)
     return found
 
 
-def part_updated(tensor: torch.Tensor, settings: Settings) -> Any:
-    """The part of a parameter, or of what belongs to one, that this process updates: a DTensor that shows it."""
-    assert settings.zero is not None
-    is_split = tensor.numel() >= settings.zero.shard_min_size and tensor.dim() > 0
-    return part_laid_out(tensor.detach(), mesh_of_all(tensor.device.type, ZERO_DIM), is_split=is_split)
+class PartsUpdated:
+    """The parts that this process updates, of parameters and of what belongs to them: DTensors that show these."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.zero is not None
+        self._from = settings.zero.shard_min_size
+        self._batches: Any = None if settings.data_parallel is None else settings.data_parallel.mesh
+        self._meshes: dict[str, Any] = {}  # by type of device
+
+    def of(self, tensor: torch.Tensor) -> Any:
+        """The part of a tensor; all of it where it has few elements."""
+        is_split = tensor.numel() >= self._from and tensor.dim() > 0
+        return part_laid_out(tensor.detach(), self._mesh(tensor.device.type), is_split=is_split)
+
+    def _mesh(self, device: str) -> Any:
+        if device not in self._meshes and self._batches is None:
+            self._meshes[device] = mesh_of_all(device, ZERO_DIM)
+        elif device not in self._meshes:
+            self._meshes[device] = mesh_over(self._batches.get_group(0), device, ZERO_DIM)
+        return self._meshes[device]
 
 
 def _kept_whole(owned: Owned) -> set[int]:

@@ -16,7 +16,7 @@ from monograph.compat.fake_values import fake_values
 from monograph.compat.fakes import fake_mode, import_capture_modules
 from monograph.compat.optimizers import lists_for_fakes
 from monograph.compat.tensors import planned_device
-from monograph.distributed.zero import part_updated
+from monograph.distributed.zero import PartsUpdated
 from monograph.errors import first_line
 from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
@@ -76,10 +76,11 @@ class _FusedOnParts(TorchFunctionMode):
 def _without_data(mode: Any, parameters: Sequence[Any], settings: Settings) -> list[Any]:
     """One parameter of each form with a gradient, in parts of which no process has anything."""
     found: dict[Any, Any] = {}
+    parts = PartsUpdated(settings)
     for parameter in parameters:
         if is_sharded(parameter) or not parameter.requires_grad:
             continue
-        part = part_updated(parameter, settings)
+        part = parts.of(parameter)
         form = part.dtype, part.device, part.shape, part.placements
         if form not in found:
             found[form], gradient = (_fake_part(mode, part) for _ in range(2))

@@ -59,7 +59,7 @@ from monograph.compat.distributed.tensors import forms_without_symbols
 from monograph.compat.fake_values import fake_values, lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
 from monograph.compat.optimizers import clipping_by_one_norm
-from monograph.compat.patching import replaced
+from monograph.compat.patching import replace_here, replaced
 from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
 from monograph.distributed.averages import AveragedGradients
@@ -117,9 +117,9 @@ class TracedStep:
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
         kept = {id(item.real): (item.fake, item.sums_whole) for item in inputs.parts()}
-        sharded = WholeParameters(modules, inputs.fake, kept)
-        if sharded:
-            self._recorder.run = sharded.run
+        self._sharded = WholeParameters(modules, inputs.fake, kept)
+        if self._sharded:
+            self._recorder.run = self._sharded.run
         if begun.micro is not None:
             begun.micro.averaged = begun.reduced_once(self._averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
@@ -263,6 +263,8 @@ class TracedStep:
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(fakes_hidden(self.inputs.mode))
         bypass_wrappers(stack, self.replicas, self._averaged, syncs=self._begun.micro is None)
+        if self._sharded:
+            replace_here(stack, nn.Module, "__getattr__", partial(self._sharded.read, nn.Module.__getattr__))
         if any(owned.whole.values()):
             stack.enter_context(clipping_by_one_norm())
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))

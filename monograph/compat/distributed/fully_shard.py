@@ -89,8 +89,6 @@ def put_back_shards(module: Any) -> None:
 def unknown_wishes(module: Any) -> str:
     """What a module was asked for that a step in a graph does not do; empty if there is nothing."""
     state = module._get_fsdp_state()
-    if len(state._modules) > 1:
-        return "in one group with other modules"
     for group in _groups(state):
         if getattr(group, "gradient_divide_factor", None) is not None:
             return "with a divisor of its own for gradients"
@@ -116,7 +114,7 @@ def _groups(state: Any) -> list[Any]:
 def _described(module: nn.Module, state: Any) -> ShardedModule:
     policy = state._mp_policy
     groups = _groups(state)
-    handles = (state._pre_forward_hook_handle, state._post_forward_hook_handle)
+    several = len(state._modules) > 1
     return ShardedModule(
         module,
         tuple(_parameter(item) for group in groups for item in group.fsdp_params),
@@ -125,8 +123,15 @@ def _described(module: nn.Module, state: Any) -> ShardedModule:
         policy.output_dtype,
         bool(policy.cast_forward_inputs and policy.param_dtype),
         any(group.post_forward_mesh_info is not None for group in groups),
-        tuple(handle.id for handle in handles),
+        tuple(_numbers(state._pre_forward_hook_handle, state._post_forward_hook_handle)),
+        shares=several,
     )
+
+
+def _numbers(*handles: Any) -> Iterator[int]:
+    """The numbers of hooks; modules of one group have one handle of several."""
+    for handle in handles:
+        yield from (item.id for item in getattr(handle, "handles", (handle,)))
 
 
 def _parameter(item: Any) -> ShardedParameter:
