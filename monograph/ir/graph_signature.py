@@ -121,10 +121,14 @@ class OptimizerEntries(Bindable):
 
 @dataclass(frozen=True)
 class Gradient(Bindable):
-    """An output that becomes `tensor.grad`; for an argument (by index) it is added to what is there."""
+    """An output that becomes `tensor.grad`; for an argument (by index) it is added to what is there.
+
+    Of what this process has of a DTensor `around` makes that.
+    """
 
     tensor: torch.Tensor | None
     index: int = -1
+    around: Callable[[torch.Tensor], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
+from monograph.compat.distributed.tensors import part_of
 from monograph.ir.graph_signature import (
     Assign,
     AssignPart,
@@ -48,9 +48,8 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
             log.put(path, output)
         case Gradient(None, index):
             leaves[index].grad = output
-        case Gradient(torch.Tensor() as tensor):
-            in_parts = output is not None and is_sharded(tensor)
-            tensor.grad = with_local(tensor, output, requires_grad=False) if in_parts else output
+        case Gradient(torch.Tensor() as tensor, _, around):
+            tensor.grad = output if around is None or output is None else around(output)
 
 
 def held_gradient(parameter: torch.Tensor) -> Any:

@@ -40,7 +40,9 @@ def in_parts(state_outputs: Iterable[StateOutput]) -> Iterator[StateOutput]:
             target = Copy(local_of(target.tensor))
         elif isinstance(target, Assign) and not target.requires_grad:
             target = AssignPart(target.container, target.key, layout_of(item.value))
-        elif not isinstance(target, Gradient):
+        elif isinstance(target, Gradient):
+            target = replace(target, around=layout_of(item.value))
+        else:
             raise DistributedError(
                 f"build() puts a DTensor into {item.path}, where there was none of its form",
                 hint="keep what it holds: its to_local(), or its full_tensor()",
