@@ -55,6 +55,7 @@ from monograph.capture.tensors.functional.lifting import drop_profiler, record_g
 from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
+from monograph.compat.distributed.random_ops import drawn_together
 from monograph.compat.distributed.tensors import forms_without_symbols
 from monograph.compat.fake_values import fake_values, lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
@@ -178,7 +179,7 @@ class TracedStep:
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
         try:
-            with self._threads.checked(), self.values(), forms_without_symbols(value_of):
+            with self._threads.checked(), self.values(), forms_without_symbols(value_of), drawn_together():
                 recorded = trace(self._run, self.inputs.mode, self.inputs.fakes, known_value)
         except Exception as error:
             error.args = tuple(
