@@ -37,6 +37,10 @@ _HINTS = {  # for what torch says
     "only applicable to index tensor": _NUMBERS_OF_CLASSES,
     "expected target to have an integer dtype": _NUMBERS_OF_CLASSES,
     "expected target dtype to be Long or Byte": _NUMBERS_OF_CLASSES,
+    "got mixed torch.Tensor and DTensor": (
+        "a parameter in parts is whole where code of a module reads it by its name, as self.weight or self.child.weight in a "
+        "forward; elsewhere, and from parameters(), it is a DTensor: its full_tensor() is whole, too"
+    ),
     "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
 }
 _PACKED = (

@@ -145,7 +145,8 @@ def check_sharded(modules: Mapping[str, nn.Module]) -> None:
         if is_sharded_module(module):
             if wish := unknown_wishes(module):
                 raise DistributedError(
-                    f"{path} is fully_shard()ed {wish}, which a graph does not do", hint="shard it without"
+                    f"{path} is fully_shard()ed {wish}, which a graph does not do",
+                    hint="shard it without; gradients of micro-batches are added by config.set_gradient_accumulation_steps(n)",
                 )
             put_back_shards(module)
 

@@ -176,7 +176,7 @@ def run_cases() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def found() -> Wrong:
-    return on_ranks(run_cases, ranks=4)
+    return on_ranks(run_cases, ranks=4, seconds=300.0)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -175,7 +175,21 @@ def with_a_mesh(rank: int) -> None:
             assert base.first.weight.device_mesh.size() == 2
 
 
+def read_in_build(rank: int) -> None:
+    """Outside of modules a parameter is a DTensor, which the error for one among plain tensors says."""
+
+    class Outside(Step):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.linear(x, self.model.first.weight)
+
+    torch.manual_seed(0)
+    graph = Outside(Tied(), lambda config: config.enable_zero(stage=3, shard_min_size=8))
+    with pytest.raises(mg.CaptureError, match=r"whole where code of a module reads it by its name"):
+        graph(torch.ones(4, 6) * rank)
+
+
 QUICK: dict[str, Case] = {
+    "read_in_build": read_in_build,
     **{
         f"{kind.__name__} at stage {stage}": partial(read_by_others, kind=kind, stage=stage)
         for kind in (Tied, Attention, Lists, Normed, Shared, Recurrent)
