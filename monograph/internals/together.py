@@ -10,6 +10,7 @@ from weakref import WeakSet
 from torch import nn
 
 from monograph.capture.lazy import initialise_lazy
+from monograph.capture.optimizers.on_parts import try_on_parts
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.compat.distributed.groups import group_named, whole_group
@@ -94,6 +95,7 @@ def prepare(request: Request, together: Together) -> None:
         initialise_lazy(request)
     check_sharded(request.owned.named_modules())
     together.begin(request)
+    try_on_parts(request.owned, request.settings)
     shard_parameters(request.owned, request.settings)
     shard_state(request.owned, request.settings)
 

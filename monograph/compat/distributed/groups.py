@@ -41,6 +41,12 @@ def mesh_of_all(device: str, name: str) -> Any:
     return device_mesh.init_device_mesh(device, (num_processes(),), mesh_dim_names=(name,))
 
 
+def mesh_over(group: Any, device: str, name: str) -> Any:
+    """A mesh of one dimension of this name over the processes of a group."""
+    device_mesh = importlib.import_module("torch.distributed.device_mesh")
+    return device_mesh.DeviceMesh.from_group(group, device, mesh_dim_names=(name,))
+
+
 def import_fake_collectives() -> None:
     """What: the shapes of what collectives make, which torch registers with its Python. Degraded path: none needed."""
     importlib.import_module("torch.distributed._functional_collectives")
