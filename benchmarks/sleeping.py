@@ -71,12 +71,19 @@ class SleepingGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Tensors, options: Any = None) -> _Work:
         return self._begin(tensors)
 
-    def _allgather_base(self, made: torch.Tensor, given: torch.Tensor, options: Any = None) -> _Work:
-        rows = made.view(self._size, -1)
-        return self._begin([made], lambda: rows.copy_(given.view(1, -1).expand_as(rows)))
+    def allgather_into_tensor_coalesced(self, made: Tensors, given: Tensors, options: Any = None) -> _Work:
+        def act() -> None:
+            for whole, part in zip(made, given, strict=True):
+                whole.view(self._size, -1).copy_(part.view(1, -1).expand(self._size, -1))
 
-    def _reduce_scatter_base(self, made: torch.Tensor, given: torch.Tensor, options: Any = None) -> _Work:
-        return self._begin([made], lambda: made.copy_(given.view(self._size, -1)[self._rank].view_as(made)))
+        return self._begin(made, act)
+
+    def reduce_scatter_tensor_coalesced(self, made: Tensors, given: Tensors, options: Any = None) -> _Work:
+        def act() -> None:
+            for part, whole in zip(made, given, strict=True):
+                part.copy_(whole.view(self._size, -1)[self._rank].view_as(part))
+
+        return self._begin(made, act)
 
     def size(self) -> int:
         return self._size

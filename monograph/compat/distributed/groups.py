@@ -17,14 +17,26 @@ def num_processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def store_of(group: Any) -> Any:
+    """The store of a group, by which its processes have found each other; None without one.
+
+    What: that of a group in C++, and torch's table for one that is written in Python. Degraded path: None.
+    """
+    if (store := group.get_group_store()) is not None:
+        return store
+    world: Any = getattr(importlib.import_module("torch.distributed.distributed_c10d"), "_world", None)
+    _, store = getattr(world, "pg_map", {}).get(group, (None, None))
+    return store
+
+
 def said_first(key: str, word: str = "") -> str:
     """What the first process that had a word for a key has said, which may be this one; empty without such a word.
 
     What: the store of the group of all processes. Degraded path: none needed, each then keeps to its own word.
     """
-    if num_processes() == 1 or (find := getattr(whole_group(), "get_group_store", None)) is None:
+    if num_processes() == 1 or (store := store_of(whole_group())) is None:
         return word
-    store, name = find(), f"{_PREFIX}{key}"
+    name = f"{_PREFIX}{key}"
     if word:
         return str(store.compare_set(name, "", word).decode())
     return str(store.get(name).decode()) if store.check([name]) else ""
