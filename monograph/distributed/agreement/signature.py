@@ -9,12 +9,10 @@ from typing import Any, Final
 
 from torch import fx
 
-from monograph.compat.distributed.ops import communicates
+from monograph.compat.distributed.ops import communicates, transfers, waits
 from monograph.compat.ops import named_arguments, packet_name
 from monograph.distributed.agreement.ranks import first_difference
 
-# what a rank does alone, and what one sends and another receives
-_NOT_COMPARED: Final = ("wait_tensor", "isend", "irecv", "batch_p2p_ops")
 _OF_OWN_SIZE: Final = ("all_to_all_single",)  # each rank gives as many rows as it likes
 
 
@@ -72,7 +70,7 @@ def difference(texts: Sequence[str]) -> tuple[list[int], str]:
 
 
 def _is_collective(node: fx.Node) -> bool:
-    return communicates(node.target) and _name(node.target) not in _NOT_COMPARED
+    return communicates(node.target) and not (waits(node.target) or transfers(node.target))
 
 
 def _name(op: Any) -> str:
