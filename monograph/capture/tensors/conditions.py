@@ -26,6 +26,8 @@ from monograph.ir.port import Role
 from monograph.sizes.place import SizePlace
 
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
+_INPUT = re.compile(r"\bi\[(\d+)\]")
+_NUMBER = re.compile(r"\bn\[\d+\]")
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
 
 
@@ -67,7 +69,7 @@ class Conditions:
 
     def are_about(self, sources: Sequence[Source], groups: Collection[int]) -> bool:
         """True if all they look at are numbers in param groups, by the ids of these; `sources` are the inputs."""
-        positions = {int(found) for text in self.texts for found in re.findall(r"\bi\[(\d+)\]", text)}
+        positions = {int(found) for text in self.texts for found in _INPUT.findall(text)}
         return self.read_out is None and all(
             type(source) is Number and id(source.container) in groups
             for source in map(sources.__getitem__, positions)
@@ -87,6 +89,33 @@ class Conditions:
             texts=(*self.texts, *new),
             _checks=(*self._checks, *map(_compiled, new)),
             _check=_together((*self.texts, *new)),
+        )
+
+    def over(self, positions: Sequence[int]) -> Conditions:
+        """Those that look at inputs at these positions alone, for a program that has only these inputs, in this order."""
+        moved = {position: index for index, position in enumerate(positions)}
+        read_out = self.read_out
+        if read_out is not None:
+            known = all(position in moved for position in read_out.positions)
+            read_out = (
+                replace(read_out, positions=tuple(moved[position] for position in read_out.positions))
+                if known
+                else None
+            )
+        kept = [
+            index
+            for index, text in enumerate(self.texts)
+            if all(int(found) in moved for found in _INPUT.findall(text))
+            and (read_out is not None or not _NUMBER.search(text))
+        ]
+        texts = [_INPUT.sub(lambda found: f"i[{moved[int(found[1])]}]", self.texts[index]) for index in kept]
+        return replace(
+            self,
+            about=tuple(self.about[index] for index in kept),
+            texts=tuple(texts),
+            read_out=read_out,
+            _checks=tuple(map(_compiled, texts)),
+            _check=_together(texts),
         )
 
     def hold(self, inputs: Sequence[Any]) -> bool:

@@ -116,7 +116,5 @@ def _plain(actions: Sequence[Any]) -> Sequence[Action]:
     found = []
     for action in (inner for outer in actions for inner in (outer.sub_actions or (outer,))):
         if action.computation_type.value in _KINDS:
-            found.append(
-                Action(action.computation_type.value, action.stage_index, action.microbatch_index)
-            )
+            found.append(Action(action.computation_type.value, action.stage_index, action.microbatch_index))
     return found

@@ -11,26 +11,13 @@ from typing import Any, Final
 import torch
 
 from monograph.compat.distributed.ops import RECEIVE_NAME, SEND_NAME
+from monograph.compat.distributed.transfers import begin_receive, begin_send
 
 _LIBRARY: Final = torch.library.Library("monograph", "FRAGMENT")
 _LIBRARY.define(f"{SEND_NAME}(Tensor tensor, int to, int tag, str group_name) -> Tensor")
 _LIBRARY.define(
     f"{RECEIVE_NAME}(SymInt[] shape, ScalarType dtype, Device device, int source, int tag, str group_name) -> Tensor"
 )
-
-
-def _send(tensor: torch.Tensor, to: int, tag: int, group: str) -> torch.Tensor:
-    from monograph.compat.distributed.transfers import begin_send
-
-    return begin_send(tensor, to, tag, group)
-
-
-def _receive(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, source: int, tag: int, group: str
-) -> torch.Tensor:
-    from monograph.compat.distributed.transfers import begin_receive
-
-    return begin_receive(shape, dtype, device, source, tag, group)
 
 
 def _sent(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -41,7 +28,7 @@ def _received(shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_
     return torch.empty(shape, dtype=dtype, device=device)
 
 
-for _name, _run, _described in ((SEND_NAME, _send, _sent), (RECEIVE_NAME, _receive, _received)):
+for _name, _run, _described in ((SEND_NAME, begin_send, _sent), (RECEIVE_NAME, begin_receive, _received)):
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"monograph::{_name}", _described, lib=_LIBRARY)
 SEND: Final[Any] = torch.ops.monograph.send.default

@@ -47,7 +47,7 @@ class Homes:
                 self.home[made], self.round[made] = self.rank_of(port), 0
             elif node.op == "output":
                 items = fx.map_arg(node.args[0], self._new.__getitem__)
-                self.outputs = list(zip(items, self.program.outputs, strict=True))  # type: ignore[arg-type]
+                self.outputs = list(zip(items, self.program.outputs, strict=True))
                 self.graph.output(items)
             elif not (self._item_of_pieces(node) or self._in_pieces(node)):
                 self._settle(self._copied(node))
@@ -104,7 +104,9 @@ class Homes:
         groups: dict[int | None, list[int]] = {}
         for index, rank in enumerate(ranks):
             groups.setdefault(rank, []).append(index)
-        pieces = _Pieces(ranks, groups, {rank: self._piece(node, chosen, count) for rank, chosen in groups.items()})
+        pieces = _Pieces(
+            ranks, groups, {rank: self._piece(node, chosen, count) for rank, chosen in groups.items()}
+        )
         self._pieces[node] = pieces
         return True
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.capture.pipeline.parts import check_sent
+from monograph.distributed.pipeline.parts import check_sent
 from monograph.ir.meta import TensorMeta, set_origin, set_value, value
 from monograph.ir.ops.transfers import RECEIVE, SEND
 from monograph.layout import contiguous_stride
@@ -27,7 +27,9 @@ class Writer:
     group: str
     graph: fx.Graph = field(default_factory=fx.Graph)
 
-    def op(self, target: Any, args: tuple[Any, ...], described: Any, name: str, phase: str = "forward") -> fx.Node:
+    def op(
+        self, target: Any, args: tuple[Any, ...], described: Any, name: str, phase: str = "forward"
+    ) -> fx.Node:
         """Write an op; `described` is what it gives."""
         node = self.graph.create_node("call_function", target, args, {}, name=name)
         set_value(node, described)
@@ -45,7 +47,9 @@ class Writer:
             item = self.op(_aten.slice.Tensor, (item, dim, 0, 1), form, f"{item.name}_once", phase)
         if layout.moves:
             form = replace(form, shape=_by(form.shape, layout.order), stride=_by(form.stride, layout.order))
-            item = self.op(_aten.permute.default, (item, list(layout.order)), form, f"{item.name}_in_order", phase)
+            item = self.op(
+                _aten.permute.default, (item, list(layout.order)), form, f"{item.name}_in_order", phase
+            )
         if form.stride != contiguous_stride(form.shape):
             form = replace(form, stride=contiguous_stride(form.shape))
             node = self.op(_aten.clone.default, (item,), form, f"{item.name}_dense", phase)
@@ -81,10 +85,16 @@ class Writer:
         if layout.repeated:
             stride = tuple(0 if dim in layout.repeated else step for dim, step in enumerate(form.stride))
             form = replace(form, shape=wanted.shape, stride=stride)
-            item = self.op(_aten.expand.default, (item, [*wanted.shape]), form, f"{item.name}_repeated", phase)
+            item = self.op(
+                _aten.expand.default, (item, [*wanted.shape]), form, f"{item.name}_repeated", phase
+            )
         if form.stride != wanted.stride and 0 not in wanted.shape:
             room = self.op(
-                _aten.empty_strided.default, ([*wanted.shape], [*wanted.stride]), wanted, f"{item.name}_room", phase
+                _aten.empty_strided.default,
+                ([*wanted.shape], [*wanted.stride]),
+                wanted,
+                f"{item.name}_room",
+                phase,
             )
             room.kwargs = {"dtype": wanted.dtype, "device": wanted.device}
             item = self.op(_aten.copy.default, (room, item), wanted, f"{item.name}_laid_out", phase)
@@ -114,7 +124,11 @@ class Writer:
             filler.kwargs = {"dtype": like.dtype, "device": like.device}
             flat.append(filler)
         packed = replace(one, shape=(most,))
-        given = flat[0] if len(flat) == 1 else self.op(_aten.cat.default, (flat,), packed, f"{name}_packed", phase)
+        given = (
+            flat[0]
+            if len(flat) == 1
+            else self.op(_aten.cat.default, (flat,), packed, f"{name}_packed", phase)
+        )
         whole = replace(one, shape=(most * self.num_ranks,))
         args = (given, self.num_ranks, self.group)
         begun = self.op(_c10d.all_gather_into_tensor.default, args, whole, f"{name}_begun", phase)
@@ -122,7 +136,9 @@ class Writer:
         scalar = replace(like, shape=(), stride=())
         return [
             [
-                self.op(_aten.select.int, (done, 0, rank * most + index), scalar, f"{name}_{rank}_{index}", phase)
+                self.op(
+                    _aten.select.int, (done, 0, rank * most + index), scalar, f"{name}_{rank}_{index}", phase
+                )
                 for index in range(count)
             ]
             for rank, count in enumerate(counts)
@@ -162,4 +178,3 @@ def _by(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 def _at(sizes: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
     return (*sizes[:dim], size, *sizes[dim + 1 :])
-

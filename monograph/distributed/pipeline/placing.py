@@ -8,7 +8,7 @@ from operator import getitem
 
 from torch import fx
 
-from monograph.capture.pipeline.stages import Pipeline
+from monograph.distributed.pipeline.stages import Pipeline
 from monograph.errors import DistributedError
 from monograph.ir.memory import is_view
 from monograph.ir.meta import needed_by, origin, output_nodes
@@ -46,7 +46,9 @@ class Placing:
         acting = [node for node in graph.nodes if node.op == "call_function" and acts(node)]
         results = [item for item, _ in self.outputs if isinstance(item, fx.Node)]
         needed = needed_by([*results, *acting])
-        self.nodes = [node for node in graph.nodes if node in needed and node.op not in ("placeholder", "output")]
+        self.nodes = [
+            node for node in graph.nodes if node in needed and node.op not in ("placeholder", "output")
+        ]
         for node in self.nodes:
             if (found := self._place_of(node)) is not None:
                 self.place[node] = found

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.pipeline.homes import Homes, is_number, is_scalar
-from monograph.capture.pipeline.parts import Part, check_sent, part_of
-from monograph.capture.pipeline.transfers import Writer
+from monograph.distributed.pipeline.homes import Homes, is_number, is_scalar
+from monograph.distributed.pipeline.parts import Part, check_sent, part_of
+from monograph.distributed.pipeline.transfers import Writer
 from monograph.errors import DistributedError
 from monograph.ir.meta import TensorMeta, needed_by, origin, value
 from monograph.ir.port import Port, Role
@@ -33,7 +33,9 @@ class Update:
             if port.role is not Role.STATE and isinstance(item, fx.Node) and is_scalar(item):
                 self.homes.send(item)
         live = needed_by(item for item, _ in self.homes.outputs if isinstance(item, fx.Node))
-        self.sent = [node for node in self.homes.split.graph.nodes if node in self.homes.sent and node in live]
+        self.sent = [
+            node for node in self.homes.split.graph.nodes if node in self.homes.sent and node in live
+        ]
         for node in self.sent:
             if is_number(node):
                 place = origin(node)
@@ -68,7 +70,12 @@ class Update:
         return found
 
     def write(
-        self, writer: Writer, rank: int, wanted: Callable[[Port], bool], given: Mapping[str, fx.Node], call: Call
+        self,
+        writer: Writer,
+        rank: int,
+        wanted: Callable[[Port], bool],
+        given: Mapping[str, fx.Node],
+        call: Call,
     ) -> tuple[dict[tuple[Role, str], fx.Node], list[Program]]:
         """Write the update of a rank, which is `given` inputs by path; gives what is wanted, and the parts that `call` calls."""
         homes, known = self.homes, dict[fx.Node, fx.Node]()
@@ -87,8 +94,12 @@ class Update:
             ]
             sent = [node for node in self.sent if homes.round[node] == number]
             own = [node for node in sent if homes.home[node] == rank and node in nodes]
-            results = [(item, port) for item, port in outputs if item in nodes and homes.round[item] == number]
-            passed: list[tuple[fx.Node, Port | None]] = [(node, None) for node in dict.fromkeys([*later, *own])]
+            results = [
+                (item, port) for item, port in outputs if item in nodes and homes.round[item] == number
+            ]
+            passed: list[tuple[fx.Node, Port | None]] = [
+                (node, None) for node in dict.fromkeys([*later, *own])
+            ]
             if made := [*results, *passed]:
                 name = "update" if homes.rounds == 1 else f"update_{number}"
                 part = part_of(name, homes.split, nodes, homes.ports, made)
@@ -125,7 +136,9 @@ class Update:
             everywhere = writer.from_one(known[node] if source == rank else None, form, source, name, _PHASE)
             known[node] = everywhere
         for index, alike in enumerate(kinds.values()):
-            by_rank = [[node for node in alike if self._home(node) == other] for other in range(self.num_ranks)]
+            by_rank = [
+                [node for node in alike if self._home(node) == other] for other in range(self.num_ranks)
+            ]
             like = replace(_tensor(alike[0]), requires_grad=False)
             own = [known[node] for node in by_rank[rank]]
             name = f"of_all_{number}_{index}"

@@ -7,9 +7,9 @@ from functools import cache, cached_property
 
 from torch import fx
 
-from monograph.capture.pipeline.parts import Part, check_sent, part_of
-from monograph.capture.pipeline.placing import Place, Placing
-from monograph.capture.pipeline.stages import Pipeline
+from monograph.distributed.pipeline.parts import Part, check_sent, part_of
+from monograph.distributed.pipeline.placing import Place, Placing
+from monograph.distributed.pipeline.stages import Pipeline
 from monograph.compat.distributed.pipelining import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from monograph.errors import DistributedError
 from monograph.ir.meta import needed_by
@@ -31,7 +31,9 @@ class MicroBatch:
         self.program, self.pipeline = program, pipeline
         self.placing = Placing(program, pipeline)
         self.place, self.ports = self.placing.place, self.placing.ports
-        self._last: dict[fx.Node, int] = {}  # the last stage whose forward gets a value, and the first whose backward does
+        self._last: dict[
+            fx.Node, int
+        ] = {}  # the last stage whose forward gets a value, and the first whose backward does
         self._first: dict[fx.Node, int] = {}
         self._in: dict[Place, list[fx.Node]] = {}
         for node, place in self.place.items():
@@ -98,9 +100,10 @@ class MicroBatch:
 
     def _results(self, nodes: set[fx.Node], place: Place) -> Iterator[tuple[fx.Node, Port | None]]:
         for item, port in self.placing.outputs:
-            if port.role is not Role.GRAD and isinstance(item, fx.Node):
-                if item in nodes or (item not in self.place and self.stage_of(item, port) == place):
-                    yield item, port
+            if port.role is Role.GRAD or not isinstance(item, fx.Node):
+                continue
+            if item in nodes or (item not in self.place and self.stage_of(item, port) == place):
+                yield item, port
 
     def stage_of(self, item: fx.Node, port: Port) -> Place:
         """Where a result is made."""
