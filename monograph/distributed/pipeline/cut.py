@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache, cached_property
+from operator import getitem
 
 from torch import fx
 
@@ -42,7 +43,7 @@ class MicroBatch:
                 if item in self.place:
                     self._note(item, self.place[item], place)
         self.part = cache(self._part)
-        self._check_state()
+        self.check()
 
     def _note(self, item: fx.Node, made: Place, read: Place) -> None:
         if not made.is_backward and read.stage > made.stage:
@@ -88,6 +89,7 @@ class MicroBatch:
         if kind in (BACKWARD_INPUT, BACKWARD_WEIGHT):
             sent = [node for node in self.sent_backward(stage) if node in nodes]
             first = needed_by(sent) & nodes
+            first |= {node for node in nodes if node.target is getitem and node.args[0] in first}
             nodes = first if kind == BACKWARD_INPUT else nodes - first
         results = list(self._results(nodes, place))
         passed = list(self._read_elsewhere(nodes, with_gradients=kind == BACKWARD_INPUT))
@@ -149,7 +151,8 @@ class MicroBatch:
             if port.role is Role.STATE and isinstance(item, fx.Node)
         }
 
-    def _check_state(self) -> None:
+    def check(self) -> None:
+        """Raise DistributedError for a step that cannot be cut so. All ranks look at all stages, so that all raise it."""
         for path, stage in self.changed.items():
             for other in range(self.pipeline.num_stages):
                 if other != stage and path in self.read_by(other):
@@ -157,3 +160,22 @@ class MicroBatch:
                         f"{path} is changed in stage {stage} for each micro-batch, and stage {other} reads it",
                         hint="let one stage change and read it",
                     )
+        orders = self.pipeline.orders
+        for action in (action for actions in orders.actions for action in actions):
+            if action.kind in _NAMES and action.micro_batch == 0:
+                self.part(action.kind, action.stage)
+        for item, port in self.placing.outputs:
+            if port.role is not Role.STATE or not isinstance(item, fx.Node):
+                continue
+            place = self.stage_of(item, port)
+            kinds = (BACKWARD, BACKWARD_WEIGHT) if place.is_backward else (FORWARD,)
+            own = [
+                action.micro_batch
+                for action in orders.actions[orders.ranks[place.stage]]
+                if action.stage == place.stage and action.kind in kinds
+            ]
+            if own != sorted(own):
+                raise DistributedError(
+                    f"{port.path} changes in each micro-batch, and {self.pipeline.schedule} takes them in another order",
+                    hint='choose another one: config.set_pipeline_schedule("1F1B")',
+                )

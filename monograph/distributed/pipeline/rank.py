@@ -27,7 +27,6 @@ from monograph.compat.distributed.pipelining import (
     SEND_FORWARD,
     Action,
 )
-from monograph.errors import DistributedError
 from monograph.ir.meta import TensorMeta, output_nodes, set_value, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
@@ -234,11 +233,6 @@ class _Step:
     def _keep_result(self, port: Port, action: Action, made: fx.Node) -> None:
         found = self.results.setdefault((port.role, port.path), {})
         if port.role is Role.STATE and port.path in self.current and port.path not in self.cut.split:
-            if any(index > action.micro_batch for index in found):
-                raise DistributedError(
-                    f"{port.path} changes in each micro-batch, and {self.pipeline.schedule} takes them in another order",
-                    hint='choose another one: config.set_pipeline_schedule("1F1B")',
-                )
             self.current[port.path] = made
         found[action.micro_batch] = made
 
