@@ -20,13 +20,13 @@ from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.places import Source
 from monograph.capture.guards.weak import loosened, unbound
 from monograph.capture.optimizers.tracing import change_state
-from monograph.distributed.pipeline.bound import of_this_rank, pipeline_of
 from monograph.capture.ports import GraphSignature
 from monograph.capture.process.hooks import hooks_of
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.traced import AttributeValue, Traced
+from monograph.distributed.pipeline.bound import of_this_rank, pipeline_of
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import Between, BoundProgram, Number, Result
 from monograph.state.find import Owned, module_slots

@@ -10,13 +10,13 @@ from weakref import WeakSet
 from torch import nn
 
 from monograph.capture.lazy import initialise_lazy
-from monograph.distributed.pipeline.bound import pipeline_of
-from monograph.distributed.pipeline.stages import Pipeline
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.compat.distributed.groups import group_named, num_processes, whole_group
 from monograph.compiler import Build
 from monograph.distributed.buffers import begin_alike
+from monograph.distributed.pipeline.bound import pipeline_of
+from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.replicas import Replica, replicas_of
 from monograph.distributed.whole_parameters import check_sharded
 from monograph.distributed.zero import shard_parameters, shard_state

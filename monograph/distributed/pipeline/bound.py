@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from monograph.capture.accumulation.batches import batch_paths
-from monograph.distributed.pipeline.rank import rank_program
-from monograph.distributed.pipeline.stages import Pipeline, check_stages
 from monograph.capture.tensors.conditions import Conditions
 from monograph.compat.distributed.groups import (
     import_fake_collectives,
@@ -18,6 +16,8 @@ from monograph.compat.distributed.groups import (
     shared_name,
     whole_group,
 )
+from monograph.distributed.pipeline.rank import rank_program
+from monograph.distributed.pipeline.stages import Pipeline, check_stages
 from monograph.errors import DistributedError
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Source, Target, Write

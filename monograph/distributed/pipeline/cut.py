@@ -8,10 +8,10 @@ from operator import getitem
 
 from torch import fx
 
+from monograph.compat.distributed.pipelining import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from monograph.distributed.pipeline.parts import Part, check_sent, part_of
 from monograph.distributed.pipeline.placing import Place, Placing
 from monograph.distributed.pipeline.stages import Pipeline
-from monograph.compat.distributed.pipelining import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from monograph.errors import DistributedError
 from monograph.ir.meta import needed_by
 from monograph.ir.port import Port, Role

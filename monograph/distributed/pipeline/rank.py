@@ -10,12 +10,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph.distributed.pipeline.parts import Part
-from monograph.distributed.pipeline.results import Key, Results
-from monograph.distributed.pipeline.spread import STATE, Spread
-from monograph.distributed.pipeline.stages import Pipeline
-from monograph.distributed.pipeline.sums import Sum
-from monograph.distributed.pipeline.transfers import Writer
 from monograph.compat.distributed.pipelining import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -27,6 +21,12 @@ from monograph.compat.distributed.pipelining import (
     SEND_FORWARD,
     Action,
 )
+from monograph.distributed.pipeline.parts import Part
+from monograph.distributed.pipeline.results import Key, Results
+from monograph.distributed.pipeline.spread import STATE, Spread
+from monograph.distributed.pipeline.stages import Pipeline
+from monograph.distributed.pipeline.sums import Sum
+from monograph.distributed.pipeline.transfers import Writer
 from monograph.ir.meta import TensorMeta, output_nodes, set_value, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
