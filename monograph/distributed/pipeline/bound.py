@@ -17,12 +17,14 @@ from monograph.compat.distributed.groups import (
     whole_group,
 )
 from monograph.distributed.pipeline.rank import rank_program
+from monograph.distributed.pipeline.spread import STATE
 from monograph.distributed.pipeline.stages import Pipeline, check_stages
 from monograph.errors import DistributedError
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Source, Target, Write
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.ir.text import shortened
 from monograph.settings import Settings
 from monograph.state.find import Owned
 
@@ -66,6 +68,7 @@ class OfRank:
     agreed: str = ""  # what all ranks have in common
     inputs: tuple[int, ...] | None = None  # None if it is the whole step
     outputs: tuple[int, ...] = ()
+    state: frozenset[int] = frozenset()  # the inputs of the whole that are state
 
     def sources(self, found: Iterable[Source]) -> tuple[Source, ...]:
         """Those of its inputs."""
@@ -81,7 +84,15 @@ class OfRank:
 
     def conditions(self, found: Conditions) -> Conditions:
         """Those that look at its inputs. Each rank looks at its own: the others look at theirs."""
-        return found if self.inputs is None else found.over(self.inputs)
+        if self.inputs is None:
+            return found
+        try:
+            return found.over(self.inputs, self.state)
+        except LookupError as error:
+            raise DistributedError(
+                f"the step branches on state of several stages of the pipeline: {shortened(error.args[0])}",
+                hint="use an optimizer that looks at each parameter by itself: foreach=False",
+            ) from error
 
     def check_writes(self, writes: Sequence[Write]) -> None:
         """Raise DistributedError for numbers that a step of a pipeline changes in Python objects."""
@@ -101,7 +112,8 @@ def of_this_rank(program: Program, pipeline: Pipeline | None, call: Call) -> OfR
     outputs = {(port.role, port.path): index for index, port in enumerate(program.outputs)}
     return OfRank(
         own,
-        f"{pipeline.text}, of the step {program.digest[:16]}",
+        f"{pipeline.text}, of the micro-batch {program.parts[0].digest[:16]}",
         tuple(inputs[port.path] for port in own.inputs),
         tuple(outputs[port.role, port.path] for port in own.outputs),
+        frozenset(index for index, port in enumerate(program.inputs) if port.role in STATE),
     )
