@@ -95,14 +95,20 @@ class Extras:
     scaled: bool = False
     averaged: bool = False
     infinite_in: tuple[int, int] | None = None  # of a step the micro-batch whose loss is
+    infinite_at: str = ""  # the parameter whose gradient alone is, by default all of them
     backend: str = "aten"
     autocast: bool = False
     checkpointed: bool = False
     on_meta: bool = False  # the modules of other ranks
 
 
-def loss_of(output: torch.Tensor, target: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(output.flatten(0, -2), target.flatten()) * factor.mean()
+def loss_of(
+    model: Any, output: torch.Tensor, target: torch.Tensor, factor: torch.Tensor, extras: Extras
+) -> torch.Tensor:
+    loss = F.cross_entropy(output.flatten(0, -2), target.flatten())
+    if extras.infinite_at:
+        return loss + model.get_parameter(extras.infinite_at).sum() * (factor.mean() - 1)
+    return loss * factor.mean()
 
 
 def place(block: Any, stages: tuple[tuple[str, int], ...]) -> None:
@@ -137,7 +143,7 @@ class Step(mg.Graph):
 
     def build(self, x: torch.Tensor, y: torch.Tensor, factor: torch.Tensor) -> Any:
         output = self.model(x)
-        loss = loss_of(output, y, factor)
+        loss = loss_of(self.model, output, y, factor, self.extras)
         loss.backward()
         norm = None
         if self.extras.clip:
@@ -162,7 +168,7 @@ class Eager:
         for rows in zip(*(item.chunk(MICRO_BATCHES) for item in (x, y, factor)), strict=True):
             with torch.autocast("cpu", enabled=self.extras.autocast):
                 output = self.model(rows[0])
-                loss = loss_of(output, *rows[1:])
+                loss = loss_of(self.model, output, *rows[1:], self.extras)
             self.scaler.scale(loss / MICRO_BATCHES).backward()
             losses.append(loss.detach())
             outputs.append(output.detach())

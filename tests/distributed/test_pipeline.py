@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import monograph as mg
-from tests.distributed.processes import on_ranks
+from tests.distributed.processes import Group, on_ranks
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, compare, tied
 from tests.distributed.training import Case, assert_right, run_cases
 from tests.support import assert_same
@@ -61,6 +63,14 @@ def _differing(graph: mg.Graph) -> None:
     graph.config.set_pipeline_schedule("1F1B" if dist.get_rank() else "GPipe")
 
 
+def _eager(_rank: int) -> None:
+    task = tied(2)
+    model = task.make()
+    step = Step(task, model, torch.optim.SGD(model.parameters()), "1F1B", Extras())
+    with pytest.raises(mg.DistributedError, match="each has the state of its own stages"):
+        step.eager(*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
+
+
 TWO = tied(2).stages
 BACKWARD = (("embedding", 1), ("layers.0", 0), ("layers.1", 1), ("norm", 1))
 CASES: dict[str, Case] = {
@@ -73,6 +83,10 @@ CASES: dict[str, Case] = {
     "a branch that all take": lambda rank: _no_more(
         compare(tied(2), "radam", "1F1B", rank, steps=7, builds=2)
     ),
+    "infinite in the first stage": _two_stages(
+        "1F1B", "sgd", replace(EVERY, infinite_at="layers.0.0.weight")
+    ),
+    "infinite in the last stage": _two_stages("GPipe", "adamw", replace(EVERY, infinite_at="norm.bias")),
     "images": lambda rank: _no_more(compare(IMAGES, "sgd", "1F1B", rank)),
     "autocast": _two_stages("1F1B", "sgd", Extras(autocast=True)),
     "checkpointed": _two_stages("GPipe", "sgd", Extras(checkpointed=True)),
@@ -99,6 +113,7 @@ CASES: dict[str, Case] = {
         TWO, "there are no micro-batches", lambda graph: graph.config.set_gradient_accumulation_steps(1)
     ),
     "zero": _refused(TWO, "enable_zero() is on", lambda graph: graph.config.enable_zero(stage=1)),
+    "eager mode": _eager,
     "other schedules": _refused(TWO, "differs from the others: it has ", _differing),
 }
 FOUR: dict[str, Case] = {
@@ -115,6 +130,23 @@ def found() -> list[dict[str, str]]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_pipeline_equals_one_process_or_is_refused(case: str, found: list[dict[str, str]]) -> None:
     assert_right(case, found)
+
+
+def _until_one_is_killed() -> None:
+    task = tied(2)
+    model = task.make()
+    step = Step(task, model, torch.optim.SGD(model.parameters()), "1F1B", Extras())
+    for number in range(4):
+        if number == 2 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
+
+
+def test_a_rank_that_is_killed_is_named() -> None:
+    survivor, killed = Group(_until_one_is_killed, 2, seconds=8.0).results()
+    assert not killed.is_alive
+    assert isinstance(survivor.error, mg.DistributedError)
+    assert "rank 1 is gone or stopped: rank 1 was last in step 1" in survivor.error.message
 
 
 def test_on_four_ranks() -> None:
