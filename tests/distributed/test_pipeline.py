@@ -15,7 +15,7 @@ import torch.distributed as dist
 import monograph as mg
 from tests.distributed.processes import Group, on_ranks
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, compare, tied
-from tests.distributed.training import Case, assert_right, run_cases
+from tests.distributed.training import Case, Wrong, assert_right, run_cases
 from tests.support import assert_same
 
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
@@ -73,31 +73,17 @@ def _eager(_rank: int) -> None:
 
 TWO = tied(2).stages
 BACKWARD = (("embedding", 1), ("layers.0", 0), ("layers.1", 1), ("norm", 1))
-CASES: dict[str, Case] = {
+QUICK: dict[str, Case] = {
     "1f1b sgd": _two_stages("1F1B", "sgd"),
-    "gpipe sgd": _two_stages("GPipe", "sgd"),
     "1f1b adamw, everything": _two_stages("1F1B", "adamw", EVERY),
-    "gpipe sgd, everything": _two_stages("GPipe", "sgd", EVERY),
     "1f1b foreach, everything": _two_stages("1F1B", "foreach", EVERY),
-    "1f1b fused": _two_stages("1F1B", "fused", Extras(clip=0.3)),
-    "a branch that all take": lambda rank: _no_more(
-        compare(tied(2), "radam", "1F1B", rank, steps=7, builds=2)
-    ),
     "infinite in the first stage": _two_stages(
         "1F1B", "sgd", replace(EVERY, infinite_at="layers.0.0.weight")
     ),
-    "infinite in the last stage": _two_stages("GPipe", "adamw", replace(EVERY, infinite_at="norm.bias")),
     "images": lambda rank: _no_more(compare(IMAGES, "sgd", "1F1B", rank)),
-    "autocast": _two_stages("1F1B", "sgd", Extras(autocast=True)),
-    "checkpointed": _two_stages("GPipe", "sgd", Extras(checkpointed=True)),
     "on meta": _two_stages("1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
-    "interleaved": _four_stages("Interleaved1F1B"),
-    "breadth first": _four_stages("LoopedBFS"),
-    "zero bubble": _four_stages("InterleavedZeroBubble"),
     "zero bubble v": _four_stages("ZBVZeroBubble"),
     "dual pipe v": _four_stages("DualPipeV", extras=EVERY),
-    "compiled exactly": _two_stages("1F1B", "adamw", Extras(clip=0.3, backend="exact")),
-    "compiled": _two_stages("1F1B", "adamw", Extras(clip=0.3, backend="inductor")),  # which goes on op by op
     "against the flow": _refused(
         BACKWARD, "module model.layers.0.0 is in stage 0, and reads what module model.embedding", _nothing
     ),
@@ -116,20 +102,38 @@ CASES: dict[str, Case] = {
     "eager mode": _eager,
     "other schedules": _refused(TWO, "differs from the others: it has ", _differing),
 }
+LONG: dict[str, Case] = {
+    "gpipe sgd": _two_stages("GPipe", "sgd"),
+    "gpipe sgd, everything": _two_stages("GPipe", "sgd", EVERY),
+    "1f1b fused": _two_stages("1F1B", "fused", Extras(clip=0.3)),
+    "a branch that all take": lambda rank: _no_more(
+        compare(tied(2), "radam", "1F1B", rank, steps=7, builds=2)
+    ),
+    "infinite in the last stage": _two_stages("GPipe", "adamw", replace(EVERY, infinite_at="norm.bias")),
+    "autocast": _two_stages("1F1B", "sgd", Extras(autocast=True)),
+    "checkpointed": _two_stages("GPipe", "sgd", Extras(checkpointed=True)),
+    "interleaved": _four_stages("Interleaved1F1B"),
+    "breadth first": _four_stages("LoopedBFS"),
+    "zero bubble": _four_stages("InterleavedZeroBubble"),
+    "compiled exactly": _two_stages("1F1B", "adamw", Extras(clip=0.3, backend="exact")),
+    "compiled": _two_stages("1F1B", "adamw", Extras(clip=0.3, backend="inductor")),  # which goes on op by op
+}
 FOUR: dict[str, Case] = {
     "1f1b, everything": _four_stages("1F1B", extras=EVERY),
     "interleaved": lambda rank: _no_more(compare(tied(8), "sgd", "Interleaved1F1B", rank)),
 }
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, str]]:
-    return on_ranks(run_cases, __name__, "CASES")
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", QUICK)
+def test_a_pipeline_equals_one_process_or_is_refused(case: str, quick: Wrong) -> None:
+    assert_right(case, quick)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_pipeline_equals_one_process_or_is_refused(case: str, found: list[dict[str, str]]) -> None:
-    assert_right(case, found)
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG)
+def test_a_pipeline_equals_one_process(case: str, long: Wrong) -> None:
+    assert_right(case, long)
 
 
 def _until_one_is_killed() -> None:
@@ -149,6 +153,7 @@ def test_a_rank_that_is_killed_is_named() -> None:
     assert "rank 1 is gone or stopped: rank 1 was last in step 1" in survivor.error.message
 
 
+@pytest.mark.long
 def test_on_four_ranks() -> None:
     found = on_ranks(run_cases, __name__, "FOUR", ranks=4)
     for case in FOUR:
