@@ -106,6 +106,23 @@ def _resumed(rank: int) -> None:
         alone.load_state_dict(state)
 
 
+def _not_finite(rank: int) -> None:
+    """A number of one rank lets all keep their state; the rank that has it says where it comes from."""
+    task, extras = tied(2), Extras(infinite_at="norm.bias")
+    torch.manual_seed(0)
+    model = task.make()
+    step = Step(task, model, torch.optim.SGD(model.parameters()), "1F1B", extras)
+    step.config.detect_nonfinite()
+    batch = task.batch(torch.Generator())
+    step(*batch, torch.ones(MICRO_BATCHES))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(mg.NonfiniteError) as found:
+        step(*batch, torch.tensor([1.0, 1.0, torch.inf, 1.0]))
+    assert ("norm.bias" if rank else "not finite") in found.value.hint
+    assert_same(before, model.state_dict(), "state")
+    step(*batch, torch.ones(MICRO_BATCHES))
+
+
 TWO = tied(2).stages
 BACKWARD = (("embedding", 1), ("layers.0", 0), ("layers.1", 1), ("norm", 1))
 QUICK: dict[str, Case] = {
@@ -136,6 +153,7 @@ QUICK: dict[str, Case] = {
     "zero": _refused(TWO, "enable_zero() is on", lambda graph: graph.config.enable_zero(stage=1)),
     "eager mode": _eager,
     "resumed": _resumed,
+    "not finite": _not_finite,
     "other schedules": _refused(TWO, "differs from the others: it has ", _differing),
 }
 LONG: dict[str, Case] = {
