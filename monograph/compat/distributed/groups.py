@@ -42,6 +42,11 @@ def said_first(key: str, word: str = "") -> str:
     return str(store.get(name).decode()) if store.check([name]) else ""
 
 
+def own_rank() -> int:
+    """The number of this process; 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 def whole_group() -> Any:
     """The group of all processes. There has to be one."""
     return dist.group.WORLD
