@@ -13,7 +13,8 @@ import torch
 
 import monograph as mg
 from monograph import CheckpointError, DistributedError
-from monograph.flow.sbp import placement
+from monograph.flow.tensors.shared import placement
+from monograph.flow.tensors.world import size
 
 _OF_ONEFLOW = ("model.mlir", "pickled_data", "snapshot_done")  # files in directories that OneFlow writes
 _HEAD = 1 << 16  # bytes of a pickle, where the first class is named
@@ -78,8 +79,11 @@ def _path(path: object, what: str) -> Path:
 
 
 def _check_rank(rank: int | None) -> None:
-    if rank not in (None, 0):
-        raise DistributedError(f"rank {rank}, and there is one process, of rank 0", hint="leave the rank out")
+    if rank is not None and not 0 <= rank < size():
+        raise DistributedError(
+            f"rank {rank}, and there are {size()} processes" if size() > 1 else f"rank {rank} of one process",
+            hint="leave the rank out: all processes save and load together",
+        )
 
 
 def _is_of_torch(path: Path) -> bool:

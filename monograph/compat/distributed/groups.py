@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from itertools import count
 from typing import Any, Final
+from weakref import ref
 
 import torch.distributed as dist
 
@@ -17,6 +19,11 @@ def num_processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def has_group() -> bool:
+    """True in a process that has found others, or is known to be the only one."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def whole_group() -> Any:
     """The group of all processes. There has to be one."""
     return dist.group.WORLD
@@ -26,6 +33,22 @@ def mesh_of_all(device: str, name: str) -> Any:
     """A mesh of one dimension of this name over all processes."""
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
     return device_mesh.init_device_mesh(device, (num_processes(),), mesh_dim_names=(name,))
+
+
+def mesh_over(device: str, ranks: tuple[Any, ...]) -> Any:
+    """The mesh of these ranks, which may be nested; one object for the life of a process group.
+
+    All processes have to ask for it the first time.
+    """
+    return _mesh_over(device, ranks, ref(whole_group()))
+
+
+@cache
+def _mesh_over(device: str, ranks: tuple[Any, ...], _world: Any) -> Any:
+    device_mesh = importlib.import_module("torch.distributed.device_mesh")
+    if ranks == tuple(range(num_processes())):
+        return device_mesh.init_device_mesh(device, (len(ranks),))  # on the group that there is
+    return device_mesh.DeviceMesh(device, ranks)
 
 
 def import_fake_collectives() -> None:
