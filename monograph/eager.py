@@ -15,6 +15,7 @@ from monograph.capture.accumulation.gradients import Untouched, check_no_gradien
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
+from monograph.compat.distributed.tensors import awaited_part, is_sharded, part_of
 from monograph.compat.modes import FunctionMode
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key
@@ -24,6 +25,7 @@ from monograph.distributed.buffers import summed_later, take_over_buffers
 from monograph.distributed.replicas import replicas_of
 from monograph.errors import DistributedError
 from monograph.ir.call.nested import tensors_in
+from monograph.ir.call.shards import shard_form, shard_of
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
 from monograph.ir.probes import numbered, probes_go_to
@@ -254,6 +256,8 @@ def _packed(returned: list[Any], watched: _Watched) -> Any:
 def _joined(items: tuple[Any, ...], once: Collection[int]) -> Any:
     """`once` has the memory of what depends on the summed gradients."""
     last = items[-1]
+    if is_sharded(last):  # what this process has of each
+        return shard_of(shard_form(last), (_joined(tuple(map(awaited_part, items)), once),))
     if not isinstance(last, torch.Tensor) or _memory(last) in once:
         return last
     if all(item is last for item in items):
@@ -263,4 +267,5 @@ def _joined(items: tuple[Any, ...], once: Collection[int]) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     """What tensors on one memory share; a sparse tensor has memory of its own."""
+    tensor = part_of(tensor)
     return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)

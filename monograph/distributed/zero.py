@@ -8,8 +8,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from monograph.compat.distributed.fully_shard import is_sharded_module
 from monograph.compat.distributed.groups import mesh_of_all, num_processes
-from monograph.compat.distributed.tensors import is_sharded, part_laid_out
+from monograph.compat.distributed.tensors import is_copied, is_sharded, part_laid_out, with_rows_apart
 from monograph.compat.modules import parameters_of
 from monograph.errors import DistributedError
 from monograph.settings import Settings, Zero
@@ -21,10 +22,14 @@ ZERO_DIM: Final = "zero"  # the name of the dimension of a mesh over which a gra
 def shard_parameters(owned: Owned, settings: Settings) -> None:
     """Let each process keep its part of each parameter, with the state of optimizers and averages: ZeRO 3.
 
-    The copies have to be alike. What has fewer elements than the settings say stays whole.
+    The copies have to be alike. What has fewer elements than the settings say stays whole. Parameters that are DTensors already,
+    of which processes have copies, are laid out by rows at each stage: what modules make of them is up to torch's rules.
     """
     zero = settings.zero
-    if zero is None or zero.stage < 3:
+    if zero is None:
+        return
+    _lay_out_copies(owned, zero)
+    if zero.stage < 3:
         return
     if num_processes() == 1:
         raise DistributedError(
@@ -49,6 +54,22 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
     for average in owned.averages:
         average.weights.update(
             {name: part(item) for name, item in average.weights.items() if not is_sharded(item)}
+        )
+
+
+def _lay_out_copies(owned: Owned, zero: Zero) -> None:
+    made: dict[int, Any] = {}
+    for module, name, parameter in _places(owned):
+        if is_copied(parameter) and _is_split(parameter, zero) and not is_sharded_module(module):
+            if id(parameter) not in made:
+                requires_grad = parameter.requires_grad
+                made[id(parameter)] = nn.Parameter(with_rows_apart(parameter), requires_grad=requires_grad)
+            parameters_of(module)[name] = made[id(parameter)]
+    _in_optimizers(owned, made, lambda entry: with_rows_apart(entry) if is_copied(entry) else entry)
+    for average in owned.averages:
+        copied = {name: item for name, item in average.weights.items() if is_copied(item)}
+        average.weights.update(
+            {name: with_rows_apart(item) for name, item in copied.items() if _is_split(item, zero)}
         )
 
 

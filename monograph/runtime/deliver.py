@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
+from monograph.compat.distributed.tensors import from_spec, part_of
 from monograph.ir.graph_signature import (
     Assign,
     Copy,
@@ -46,8 +46,9 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
         case Gradient(None, index):
             leaves[index].grad = output
         case Gradient(torch.Tensor() as tensor):
-            in_parts = output is not None and is_sharded(tensor)
-            tensor.grad = with_local(tensor, output, requires_grad=False) if in_parts else output
+            tensor.grad = (
+                output if output is None or target.layout is None else from_spec(target.layout, output)
+            )
 
 
 def held_gradient(parameter: torch.Tensor) -> Any:

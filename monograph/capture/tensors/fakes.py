@@ -14,7 +14,7 @@ from monograph.capture.numbers.layouts import ArgumentForm, argument_form
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
-from monograph.compat.distributed.tensors import is_sharded, local_of, with_local
+from monograph.compat.distributed.tensors import awaited_part, is_sharded, local_of, with_local
 from monograph.compat.fakes import bind_fake, is_fake, make_fake
 from monograph.compat.modules import mark_parameter
 from monograph.compat.tensors import is_transformed, planned_device
@@ -164,7 +164,7 @@ class Inputs:
         """The part of a DTensor that this process has is an input; a DTensor around its fake is what the step sees."""
         if id(real) in self.by_real:
             return
-        local = local_of(real)
+        local = awaited_part(real)
         self.add(self._fake(local), role, path, Fixed(local))
         self.by_real[id(real)] = shown = self.show_around(real)
         if isinstance(real, nn.Parameter):
@@ -287,6 +287,9 @@ class Inputs:
             return item
         if id(item) not in self.by_real:
             check_tensor(item, "a tensor used in build()")
+            if is_sharded(item):
+                self.by_real[id(item)] = with_local(item, self.fake(awaited_part(item)))
+                return self.by_real[id(item)]
             if is_sparse(item):
                 parts = known_parts(item)
                 for part in parts:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,6 +44,47 @@ def with_local(item: Any, local: torch.Tensor, *, requires_grad: bool | None = N
         return type(item)(local, item._spec, requires_grad=wanted)
 
 
+def spec_of(item: Any) -> Any:
+    """What a DTensor is besides its part: mesh, placements, whole shape. What: a field. Degraded path: none."""
+    return item._spec
+
+
+def layout_of(spec: Any) -> str:
+    """The same in words."""
+    names = spec.mesh.mesh_dim_names
+    mesh = tuple(spec.mesh.shape) if names is None else dict(zip(names, spec.mesh.shape, strict=True))
+    return f"{tuple(spec.shape)} {', '.join(map(str, spec.placements))} on a mesh {mesh} of {spec.mesh.device_type}"
+
+
+def from_spec(spec: Any, local: torch.Tensor) -> Any:
+    """The DTensor of a part; autograd goes through if it goes through the part."""
+    kind = importlib.import_module("torch.distributed.tensor").DTensor
+    if local.requires_grad and torch.is_grad_enabled():
+        return kind.from_local(
+            local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+        )
+    return kind(local, spec, requires_grad=False)
+
+
+def with_shape(spec: Any, shape: tuple[int, ...]) -> Any:
+    """The same layout of a tensor of another whole shape. What: torch's record of it. Degraded path: none."""
+    meta = spec.tensor_meta
+    stride = meta.stride if len(meta.stride) == len(shape) else (1,)
+    return replace(spec, tensor_meta=meta._replace(shape=torch.Size(shape), stride=stride))
+
+
+def awaited_part(item: Any) -> torch.Tensor:
+    """The part of a DTensor, when it is there: what collectives have begun may be waited for.
+
+    What: the class of a tensor that is on its way, and the field that holds it. Degraded path: none.
+    """
+    found = local_of(item)
+    if type(found).__name__ == "AsyncCollectiveTensor":
+        found = found.wait()  # type: ignore[attr-defined]
+        put_local(item, found)
+    return found
+
+
 def rows_here(rows: int, mesh: Any) -> tuple[int, int]:
     """The first of so many rows that this process of a mesh of one dimension has, and the first that it has not."""
     share = -(-rows // mesh.size())
@@ -71,6 +113,33 @@ def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
         torch.empty_like(whole, device="meta", memory_format=torch.contiguous_format).stride(),
     )
     return tensors.DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=stride)
+
+
+def is_copied(item: object) -> bool:
+    """True for a DTensor of which some processes have copies."""
+    return is_sharded(item) and any(map(_is_copied, item.device_mesh.shape, item.placements))  # type: ignore[attr-defined]
+
+
+def with_rows_apart(item: Any) -> Any:
+    """A DTensor of which processes have copies, with some of its rows on each of them instead."""
+    tensors = importlib.import_module("torch.distributed.tensor")
+    placements = [*item.placements]
+    placements[[*map(_is_copied, item.device_mesh.shape, placements)].index(True)] = tensors.Shard(0)
+    with torch.no_grad():
+        made = item.detach().redistribute(placements=placements)
+        awaited_part(made)
+        return made.clone(memory_format=torch.contiguous_format)
+
+
+def _is_copied(size: int, placement: Any) -> bool:
+    return size > 1 and bool(placement.is_replicate())
+
+
+def laid_out_as(item: Any, other: Any) -> Any:
+    """A DTensor laid out as another one, by its own rules; what is not sharded as it is."""
+    if not (is_sharded(item) and is_sharded(other)) or item.placements == other.placements or not item.dim():
+        return item
+    return item.redistribute(other.device_mesh, other.placements)
 
 
 def laid_out_alike(live: Any, loaded: Any) -> tuple[torch.Tensor, torch.Tensor]:
