@@ -15,6 +15,7 @@ from monograph.capture.accumulation.gradients import Untouched, check_no_gradien
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
+from monograph.compat.distributed.forms import shard_form, shard_of
 from monograph.compat.distributed.tensors import awaited_part, is_sharded, part_of
 from monograph.compat.modes import FunctionMode
 from monograph.compat.patching import replaced
@@ -25,7 +26,6 @@ from monograph.distributed.buffers import summed_later, take_over_buffers
 from monograph.distributed.replicas import replicas_of
 from monograph.errors import DistributedError
 from monograph.ir.call.nested import tensors_in
-from monograph.ir.call.shards import shard_form, shard_of
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
 from monograph.ir.probes import numbered, probes_go_to

@@ -35,7 +35,7 @@ def to_global(
     What each rank has becomes its part, its copy (that of the first rank counts) or its summand, as `sbp` says: one for each
     dimension of the placement. A tensor that is shared already is laid out anew. In a process without a group it is moved to
     the device. With `check_meta` ranks compare shapes and types first. Raises DistributedError on all ranks if those do
-    not fit.
+    not fit. A rank without a part may give None: it hears from the others what there is.
     """
     check_started()
 
@@ -51,6 +51,8 @@ def to_global(
             )
         return _shared(tensor, placement, _placements(sbp, placement), check_meta=check_meta)
 
+    if placement is not None and has_group():
+        item = _heard(item, placement)
     return _converted(item, convert)
 
 
@@ -116,6 +118,22 @@ def _convert_module(module: nn.Module, convert: Callable[[Any], Any]) -> None:
                     tensor,
                 )
             setattr(owner, name, known[id(tensor)][0])
+
+
+def _heard(item: Any, on: placement) -> Any:
+    """Containers as the ranks of a placement have them, with empty tensors, in place of the None of another rank."""
+    leaves: list[Any] = []
+    tree = flatten(item, leaves)
+    if isinstance(item, nn.Module) or any(map(is_fake, leaves)) or {*on} == {*range(dist.get_world_size())}:
+        return item
+    heard = [None]
+    if dist.get_rank() == min(on):
+        empty = [
+            torch.empty(0, dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
+        heard = [unflatten(tree, iter(empty))]
+    dist.broadcast_object_list(heard, min(on))
+    return heard[0] if item is None else item
 
 
 def _shared(local: Any, on: placement, kinds: list[Placement], *, check_meta: bool) -> Any:
@@ -217,13 +235,16 @@ def _laid_out(item: Any, kinds: Sequence[Placement]) -> Any:
 def _whole_shape(local: torch.Tensor, on: placement, kinds: Sequence[Placement]) -> Shape:
     """The shape of a tensor of which each rank has a part. Raises DistributedError on all ranks if parts do not fit."""
     mesh = on.mesh
-    if mesh.get_coordinate() is None:
-        return tuple(local.shape)
     said: Any = (dist.get_rank(), str(local.dtype).removeprefix("torch."), tuple(local.shape))
-    for dim in reversed(range(mesh.ndim)):
-        all_said = [None] * mesh.size(dim)
-        dist.all_gather_object(all_said, said, group=mesh.get_group(dim))
-        said = all_said
+    if mesh.get_coordinate() is not None:
+        for dim in reversed(range(mesh.ndim)):
+            all_said = [None] * mesh.size(dim)
+            dist.all_gather_object(all_said, said, group=mesh.get_group(dim))
+            said = all_said
+    if len({*on}) < dist.get_world_size():  # the others hear of it
+        heard = [said]
+        dist.broadcast_object_list(heard, min(on))
+        said = heard[0]
     return _joined(said, kinds)[2]
 
 

@@ -116,7 +116,7 @@ class Gradient(Bindable):
 
     tensor: torch.Tensor | None
     index: int = -1
-    layout: Any = None  # of a gradient that lies over processes, of which the output is a part
+    layout: Any = None  # of a gradient that is a DTensor, of which the output is a part
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.forms import ShardForm, rows_apart
 from monograph.errors import AliasError, SignatureError
-from monograph.ir.call.shards import ShardForm, rows_apart
 from monograph.ir.call.signature import Call, Spec, TensorKey
 from monograph.ir.call.sparse import SparseForm
 from monograph.ir.call.tree import tensor_forms

@@ -78,7 +78,7 @@ class MicroGradients:
     def __post_init__(self) -> None:
         self._parameters: dict[str, torch.Tensor] = {}
         self._sums: dict[str, torch.Tensor] = {}
-        self._layouts: dict[str, Any] = {}  # of gradients that lie over processes
+        self._layouts: dict[str, Any] = {}  # of gradients that are DTensors
         for item in list(self.inputs.items):
             if item.role is Role.PARAM and item.shown.requires_grad:
                 self._check_hooks(item.path, item.owner)
@@ -124,13 +124,12 @@ class MicroGradients:
         self._before_update = self._present()
 
     def _part(self, path: str, gradient: torch.Tensor) -> Any:
-        """What this process has of a gradient; the sum of those of all micro-batches is laid out as the first one."""
+        """What this process has of a gradient; the sum of those of all micro-batches has the layout of the first one."""
         if is_sharded(gradient):
             layout, total = spec_of(gradient).placements, part_of(self._sums[path])
             if self._layouts.setdefault(path, layout) != layout or local_of(gradient).shape != total.shape:
                 raise DistributedError(
-                    f"backward() makes a gradient of {path} that lies {layout} over processes, and the sum over micro-batches does "
-                    "not",
+                    f"backward() makes a gradient of {path} in the layout {layout}, and the sum over micro-batches has another",
                     hint="call backward() once, of a loss that all gradients come from",
                 )
             self._sums[path] = with_local(gradient, total, requires_grad=False)

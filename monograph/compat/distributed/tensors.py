@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 def is_sharded(item: object) -> bool:
@@ -142,15 +143,35 @@ def laid_out_as(item: Any, other: Any) -> Any:
     return item.redistribute(other.device_mesh, other.placements)
 
 
+def whole_on_all(item: Any) -> torch.Tensor:
+    """All of a DTensor, in every process, also in those that have no part of it. All call it."""
+    whole: torch.Tensor = item.detach().full_tensor()
+    ranks = item.device_mesh.mesh.flatten().tolist()
+    if len(ranks) < dist.get_world_size():
+        whole = whole if dist.get_rank() in ranks else whole.new_empty(item.shape)
+        dist.broadcast(whole, min(ranks))
+    return whole
+
+
+def in_layout_of(live: Any, loaded: Any) -> Any:
+    """What was loaded, laid out as what is there; as it is if the shapes differ."""
+    if not isinstance(loaded, torch.Tensor) or loaded.shape != live.shape:
+        return loaded
+    local = laid_out_alike(live, loaded)[1]
+    return with_local(live, local, requires_grad=False) if is_sharded(live) else local
+
+
 def laid_out_alike(live: Any, loaded: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What this process has of a tensor of state, and of one that is to be copied into it, laid out in the same way."""
+    if is_sharded(loaded) and not (is_sharded(live) and loaded.device_mesh == live.device_mesh):
+        loaded = whole_on_all(loaded)
     if not is_sharded(live):
-        return live, loaded.full_tensor() if is_sharded(loaded) else loaded
+        return live, loaded
     if not is_sharded(loaded):
         tensors = importlib.import_module("torch.distributed.tensor")
         everywhere = [tensors.Replicate()] * live.device_mesh.ndim
         loaded = tensors.DTensor.from_local(loaded, live.device_mesh, everywhere, run_check=False)
-    if (loaded.device_mesh, loaded.placements) != (live.device_mesh, live.placements):
+    if loaded.placements != live.placements:
         loaded = loaded.redistribute(live.device_mesh, live.placements)
     return local_of(live), local_of(loaded)
 

@@ -17,6 +17,7 @@ from monograph.config import GraphConfig as OwnConfig
 from monograph.flow.names import forwarding
 from monograph.flow.refusals import refused
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
+from monograph.flow.tensors.shared import on_all_ranks
 from monograph.flow.tensors.shared import placement as Placement
 from monograph.flow.tensors.world import size
 from monograph.internals.internals import internals_of
@@ -271,6 +272,7 @@ class Graph(mg.Graph, block=OneFlowBlock):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
         """Take over a state at any time: one of this class, of a Monograph Graph, or of OneFlow's."""
         inside, missing = internals_of(self), list[str]()
+        state_dict = on_all_ranks(state_dict)
         if is_oneflow(state_dict):
             with inside.store.lock:
                 state_dict, missing = from_oneflow(state_dict, read_state(inside), inside.owned())

@@ -14,8 +14,9 @@ from torch import nn
 
 import monograph as mg
 from monograph import DistributedError
-from monograph.compat.distributed.tensors import is_sharded
-from monograph.flow.tensors.world import begin
+from monograph.compat.distributed.tensors import is_sharded, whole_on_all
+from monograph.flow.tensors.world import begin, size
+from monograph.ir.call.tree import flatten, unflatten
 
 
 class placement(mg.distributed.placement):  # OneFlow's name
@@ -52,6 +53,17 @@ def to_local(input: Any, *, copy: bool = False) -> Any:
     """What this process has of a tensor, or of those of a module: `monograph.distributed.to_local`."""
     found = mg.distributed.to_local(input)
     return found.clone() if copy else found
+
+
+def on_all_ranks(item: Any) -> Any:
+    """Containers with whole tensors in place of those that some processes alone share."""
+    leaves: list[Any] = []
+    form = flatten(item, leaves)
+    made = [
+        whole_on_all(leaf) if is_sharded(leaf) and leaf.device_mesh.size() < size() else leaf
+        for leaf in leaves
+    ]
+    return unflatten(form, iter(made))
 
 
 def _placement_of(tensor: torch.Tensor) -> placement:

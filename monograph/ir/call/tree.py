@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from monograph.compat.distributed.forms import ShardForm, shard_form, shard_of
 from monograph.compat.distributed.tensors import awaited_part, is_sharded
 from monograph.compat.global_state import what_runs
 from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.numbers import exactly
-from monograph.ir.call.shards import ShardForm, shard_form, shard_of
 from monograph.ir.call.sparse import PARTS, SparseForm, form_of, is_sparse, joined, parts_of
 
 
