@@ -95,7 +95,7 @@ def _check_rank(asked: int | None) -> None:
         raise DistributedError(
             f"rank {asked}, and there are {size()} processes"
             if size() > 1
-            else f"rank {asked} of one process",
+            else f"rank {asked}, and there is one process, of rank 0",
             hint="leave the rank out: all processes save and load together",
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -57,11 +57,7 @@ class Together:
 
     def run(self, name: str, build: Build, steps: int, step: Callable[[], T]) -> T:
         """Run a step of a build. Raises DistributedError in every process if one is gone, late, or takes another step."""
-        signature = self._signatures.get(build.number)
-        if signature is None:
-            signature = self._signatures[build.number] = _agreement().signature_of(
-                (op for part in build.plan.program.programs for op in part.ops()), tensor_of=form
-            )
+        signature = self._signature_of(build)
         groups = dict.fromkeys(item.group for item in signature.collectives)
         with self._agreed_on(name, groups).step(steps, build.number, signature):
             try:
@@ -69,6 +65,32 @@ class Together:
             except NonfiniteError as error:  # all have it: the flag is that of all
                 nonfinite = error
         raise nonfinite
+
+    def meet(self, name: str, builds: Sequence[Build], what: str) -> None:
+        """All are about to look at a step. Raises DistributedError in those that do so while others do not."""
+        sending = [build for build in builds if build.communicates]
+        if sending:
+            signature = self._signature_of(sending[-1])
+            groups = dict.fromkeys(item.group for item in signature.collectives)
+            self._agreed_on(name, groups).meet(what)
+
+    def meet_eagerly(self, name: str, request: Request) -> None:
+        """All are about to run a step in eager mode, if that sends anything."""
+        owned = request.owned
+        groups = {
+            item.group
+            for item in replicas_of(owned, owned.named_modules(), request.settings)
+            if item.size > 1
+        }
+        if groups and owned.optimizers:
+            self._agreed_on(name, groups).meet("eager")
+
+    def _signature_of(self, build: Build) -> Signature:
+        if build.number not in self._signatures:
+            self._signatures[build.number] = _agreement().signature_of(
+                (op for part in build.plan.program.programs for op in part.ops()), tensor_of=form
+            )
+        return self._signatures[build.number]
 
     def _agreed_on(self, name: str, groups: Collection[str]) -> Agreement:
         of = next(iter(groups)) if len(groups) == 1 else ""
