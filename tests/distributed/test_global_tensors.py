@@ -348,6 +348,7 @@ QUICK: dict[str, Case] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", QUICK)
 def test_global_tensors(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

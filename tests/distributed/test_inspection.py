@@ -126,6 +126,7 @@ QUICK: dict[str, Case] = {
 LONG: dict[str, Case] = {"zero 1": partial(_looks, stage=1)}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", QUICK)
 def test_inspection(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

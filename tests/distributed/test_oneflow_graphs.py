@@ -313,6 +313,7 @@ QUICK: dict[str, Case] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", QUICK)
 def test_oneflow_graphs(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

@@ -378,7 +378,23 @@ def refused(rank: int) -> None:
         NetStep(sides)(sides.batch())
 
 
+def _sizes(rank: int) -> None:
+    """Each size that has a build keeps it, whatever moves from step to step."""
+    sides = Sides(rank, adamw)
+    step = NetStep(sides)
+    for index, rows in enumerate((4, 4, 1, 4, 1, 1)):
+        x = sides.batch(rows)
+        sides.optimizers[0].zero_grad()
+        loss = sides.eager(x).square().mean()
+        loss.backward()
+        sides.optimizers[0].step()
+        assert_same(loss.detach(), step(x).detach())
+        sides.check(f"step {index}")
+    assert len(step.builds) == 2, step.explain()
+
+
 QUICK: dict[str, Case] = {
+    "sizes": _sizes,
     "gpt": partial(_workload, workload="gpt", optimizer="adamw", clip=0.5, backend="exact"),
     "lstm": partial(_workload, workload="lstm", optimizer="sgd"),
     **{

@@ -221,6 +221,7 @@ QUICK: dict[str, Case] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", QUICK)
 def test_words(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

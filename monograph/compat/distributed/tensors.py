@@ -180,8 +180,9 @@ def laid_out_alike(live: Any, loaded: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def forms_without_symbols(plain: Callable[[Any], Any]) -> Iterator[None]:
     """Inside, numbers that move are what `plain` makes of them where DTensor works out the form of what an op gives.
 
-    What: the method that does so, and the caches of what was found. Why: it runs the op for that, which would make a constant of
-    the build of such a number; and a symbol of one trace means nothing in another. Degraded path: more builds, and errors.
+    What: the method that does so, the caches of what was found, and the hash by which they know an op. Why: it runs the op for
+    that, which would make a constant of the build of such a number, as its hash would, without which nothing is cached; and a
+    symbol of one trace means nothing in another. Degraded path: more builds, and errors.
     """
     module: Any = sys.modules.get("torch.distributed.tensor")
     dispatcher = None if module is None else getattr(module.DTensor, "_op_dispatcher", None)
@@ -197,15 +198,31 @@ def forms_without_symbols(plain: Callable[[Any], Any]) -> Iterator[None]:
         other.kwargs_schema = {key: plain(item) for key, item in schema.kwargs_schema.items()}
         return its_own(other)
 
+    schemas: Any = getattr(sys.modules.get("torch.distributed.tensor._op_schema"), "OpSchema", _Unknown)
+    its_hash = schemas.__hash__
+
+    def hash_without(schema: Any) -> int:
+        for item in (*schema.args_schema, *schema.kwargs_schema.values()):
+            for entry in item if isinstance(item, (list, tuple)) else (item,):
+                if plain(entry) is not entry:
+                    raise TypeError("a number that moves has no hash")
+        return int(its_hash(schema))
+
     debug = importlib.import_module("torch.distributed.tensor.debug")
     forget: Callable[[], Any] = getattr(debug, "_clear_sharding_prop_cache", _nothing)
     setattr(propagator, name, without)
+    schemas.__hash__ = hash_without
     try:
         yield
     finally:
         delattr(propagator, name)
+        schemas.__hash__ = its_hash
         forget()
 
 
 def _nothing() -> None:
     pass
+
+
+class _Unknown:
+    """In place of what this version of torch does not have."""
