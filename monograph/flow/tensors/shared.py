@@ -45,13 +45,16 @@ def to_global(
     `grad_sbp` changes no numbers: gradients are laid out by torch.
     """
     begin()
-    found = mg.distributed.to_global(input, placement, sbp, check_meta=check_meta)
+    if not dist.is_initialized() and isinstance(input, (torch.Tensor, nn.Module)):
+        found = input if placement is None else input.to(placement.type)
+    else:
+        found = mg.distributed.to_global(input, placement, sbp, check_meta=check_meta)
     return found.clone() if copy and found is input and isinstance(found, torch.Tensor) else found
 
 
 def to_local(input: Any, *, copy: bool = False) -> Any:
     """What this process has of a tensor, or of those of a module: `monograph.distributed.to_local`."""
-    found = mg.distributed.to_local(input)
+    found = mg.distributed.to_local(input) if dist.is_initialized() else input
     return found.clone() if copy else found
 
 
