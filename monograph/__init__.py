@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from monograph.state.collector import rare_collections
 
 with rare_collections():
-    from monograph import amp
+    from monograph import amp, distributed
     from monograph.block import GraphModule
     from monograph.compiler import Build
     from monograph.errors import (
@@ -85,6 +85,7 @@ __all__ = [
     "amp",
     "assert_max_builds",
     "buckets",
+    "distributed",
     "export_aoti",
     "export_onnx",
     "export_triton",

@@ -15,6 +15,8 @@ from monograph.capture.accumulation.gradients import Untouched, check_no_gradien
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
+from monograph.compat.distributed.forms import shard_form, shard_of
+from monograph.compat.distributed.tensors import awaited_part, is_sharded, part_of
 from monograph.compat.modes import FunctionMode
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key
@@ -260,6 +262,8 @@ def _packed(returned: list[Any], watched: _Watched) -> Any:
 def _joined(items: tuple[Any, ...], once: Collection[int]) -> Any:
     """`once` has the memory of what depends on the summed gradients."""
     last = items[-1]
+    if is_sharded(last):  # what this process has of each
+        return shard_of(shard_form(last), (_joined(tuple(map(awaited_part, items)), once),))
     if not isinstance(last, torch.Tensor) or _memory(last) in once:
         return last
     if all(item is last for item in items):
@@ -269,4 +273,5 @@ def _joined(items: tuple[Any, ...], once: Collection[int]) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     """What tensors on one memory share; a sparse tensor has memory of its own."""
+    tensor = part_of(tensor)
     return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)

@@ -213,9 +213,9 @@ def _common_length(stacks: dict[str, torch.Tensor]) -> int:
         )
     lengths: dict[int, str] = {}
     for path, stack in stacks.items():
-        of_sparse, _, ending = path.rpartition(".")  # sparse tensors come in parts
+        whole, _, ending = path.rpartition(".")
         fault = (
-            f"{of_sparse} is sparse"
+            f"{whole} is {'a DTensor' if ending == 'to_local()' else 'sparse'}"
             if ending.endswith("()")
             else f"{path} has no dimension"
             if not stack.dim()

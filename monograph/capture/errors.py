@@ -11,7 +11,13 @@ from torch import nn
 
 from monograph.compat.fakes import DATA_DEPENDENT
 from monograph.compat.symbolic_numbers import is_overflow
-from monograph.errors import DataDependentError, MonographError, capture_error_of, first_line
+from monograph.errors import (
+    DataDependentError,
+    DistributedError,
+    MonographError,
+    capture_error_of,
+    first_line,
+)
 from monograph.state.find import Owned
 from monograph.user_code.lines import user_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
@@ -56,6 +62,9 @@ _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python read
         "leave that option out: config.detect_nonfinite() raises for what is not finite, and keeps the state",
     ),
 }
+_MIXED = "mixed torch.Tensor and DTensor"
+_OTHER_MESH = ("different mesh", "cross-mesh", "different device mesh")
+_ONE_MESH = "put all on one: mg.distributed.to_global(x, placement, sbp), with the placement of the model's parameters"
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
@@ -84,6 +93,17 @@ def translated(error: Exception, owned: Owned) -> Exception:
             hint="keep it a tensor: torch.where or torch.cond for a branch, torch.clamp or torch.maximum for max(), a "
             "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
             "or computed with can be tensor.item()",
+        )
+    if any(text in str(error) for text in _OTHER_MESH):
+        return DistributedError(
+            f"build() meets tensors of several meshes: {error}", where=place, hint=_ONE_MESH
+        )
+    if _MIXED in str(error):
+        return DistributedError(
+            f"build() computes with a tensor that processes share and one of this process: {error}",
+            where=place,
+            hint="share both: mg.distributed.to_global(model, placement, sbp.broadcast); or give the part of this process: "
+            "x.to_local(), which is the batch of enable_data_parallel(), enable_zero() and wrapped models",
         )
     if is_overflow(error):
         return error  # the kernel's own, as in eager mode

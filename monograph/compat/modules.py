@@ -77,3 +77,9 @@ def global_hooks() -> list[dict[int, Any]]:
     tables = [getattr(module, f"_global{name}", None) for name in MODULE_HOOK_FIELDS]
     tables += [getattr(optimizer, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")]
     return [table for table in tables if table is not None]
+
+
+def hand_attributes_on(real: torch.Tensor, fake: torch.Tensor) -> None:
+    """Let a fake have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
+    own = vars(fake)
+    own.update({name: value for name, value in vars(real).items() if name not in own})

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from monograph.compat.autograd import keeps_version
+from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.patching import replace_here
 from monograph.distributed.averages import AveragedGradients, Doing, unnoticed
 from monograph.distributed.replicas import Replica
@@ -65,7 +66,8 @@ def begin_alike(replicas: Iterable[Replica], known: WeakSet[nn.Module]) -> None:
         if replica.module not in known:
             state = [*replica.module.parameters(), *replica.module.buffers()]
             if replica.size > 1 and replica.wrapper is None:
-                take_over([tensor.detach() for tensor in state if not tensor.is_meta], replica.group)
+                alike = [item.detach() for item in state if not (item.is_meta or is_sharded(item))]
+                take_over(alike, replica.group)
             known.add(replica.module)
 
 

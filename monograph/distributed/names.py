@@ -8,6 +8,7 @@ from torch import fx
 
 from monograph.compat.distributed.groups import num_processes, shared_name
 from monograph.compat.distributed.ops import communicates, waits
+from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.distributed.replicas import Replica
 from monograph.errors import CaptureError
@@ -21,8 +22,14 @@ def about_lonely(
     graph: fx.Graph, owned: Owned, replicas: Sequence[Replica], *, is_pipeline: bool
 ) -> list[str]:
     """What to say of a training step that is one of several, and shares nothing with them."""
-    shares = replicas or is_pipeline or any(communicates(node.target) for node in graph.nodes)
-    if shares or not owned.optimizers or num_processes() == 1:
+    trained = [parameter for item in owned.optimizers for parameter in item.parameters]
+    shares = replicas or is_pipeline or any(map(is_sharded, trained))
+    if (
+        shares
+        or not trained
+        or num_processes() == 1
+        or any(communicates(node.target) for node in graph.nodes)
+    ):
         return []
     return [
         f"there are {num_processes()} processes, and each trains by itself: wrap the model with DistributedDataParallel, or "

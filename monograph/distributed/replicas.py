@@ -69,7 +69,7 @@ class Replica:
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The buffers that are those of the first process."""
-        return self._own(self.module.named_buffers())
+        return (item for item in self._own(self.module.named_buffers()) if not is_sharded(item[1]))
 
     def _own(self, named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         ignored = set[str]() if self.wrapper is None else ignored_by(self.wrapper)

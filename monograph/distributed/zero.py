@@ -8,11 +8,12 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from monograph.compat.distributed.groups import mesh_of_all, mesh_over, num_processes
-from monograph.compat.distributed.tensors import is_sharded, part_laid_out
+from monograph.compat.distributed.fully_shard import is_sharded_module
+from monograph.compat.distributed.groups import mesh_of_all, mesh_of_group, num_processes
+from monograph.compat.distributed.tensors import is_copied, is_sharded, part_laid_out, with_rows_apart
 from monograph.compat.modules import parameters_of
 from monograph.errors import DistributedError
-from monograph.settings import Settings
+from monograph.settings import Settings, Zero
 from monograph.state.find import Owned
 
 ZERO_DIM: Final = "zero"  # the name of the dimension of a mesh over which a graph itself lays parameters out
@@ -21,10 +22,14 @@ ZERO_DIM: Final = "zero"  # the name of the dimension of a mesh over which a gra
 def shard_parameters(owned: Owned, settings: Settings) -> None:
     """Let each process keep its part of each parameter, with the state of optimizers and averages: ZeRO 3.
 
-    The copies have to be alike. What has fewer elements than the settings say stays whole.
+    The copies have to be alike. What has fewer elements than the settings say stays whole. Parameters that are DTensors already,
+    of which processes have copies, are laid out by rows at each stage: what modules make of them is up to torch's rules.
     """
     zero = settings.zero
-    if zero is None or zero.stage < 3:
+    if zero is None:
+        return
+    _lay_out_copies(owned, zero)
+    if zero.stage < 3:
         return
     if num_processes() == 1:
         raise DistributedError(
@@ -53,6 +58,28 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
                 name: part(item)
                 for name, item in average.weights.items()
                 if not is_sharded(item) and is_of_zero(named.get(name))
+            }
+        )
+
+
+def _lay_out_copies(owned: Owned, zero: Zero) -> None:
+    made, whole = dict[int, Any](), _kept_whole(owned)
+    for module, name, parameter in _places(owned):
+        splits = is_copied(parameter) and _is_split(parameter, zero.shard_min_size)
+        if splits and id(parameter) not in whole and not is_sharded_module(module):
+            if id(parameter) not in made:
+                requires_grad = parameter.requires_grad
+                made[id(parameter)] = nn.Parameter(with_rows_apart(parameter), requires_grad=requires_grad)
+            parameters_of(module)[name] = made[id(parameter)]
+    _in_optimizers(owned, made, lambda entry: with_rows_apart(entry) if is_copied(entry) else entry)
+    for average in owned.averages:
+        copied = {name: item for name, item in average.weights.items() if is_copied(item)}
+        named = dict(average.module.named_parameters())
+        average.weights.update(
+            {
+                name: with_rows_apart(item)
+                for name, item in copied.items()
+                if _is_split(item, zero.shard_min_size) and id(named.get(name)) not in whole
             }
         )
 
@@ -96,15 +123,19 @@ class PartsUpdated:
 
     def of(self, tensor: torch.Tensor) -> Any:
         """The part of a tensor; all of it where it has few elements."""
-        is_split = tensor.numel() >= self._from and tensor.dim() > 0
+        is_split = _is_split(tensor, self._from)
         return part_laid_out(tensor.detach(), self._mesh(tensor.device.type), is_split=is_split)
 
     def _mesh(self, device: str) -> Any:
         if device not in self._meshes and self._batches is None:
             self._meshes[device] = mesh_of_all(device, ZERO_DIM)
         elif device not in self._meshes:
-            self._meshes[device] = mesh_over(self._batches.get_group(0), device, ZERO_DIM)
+            self._meshes[device] = mesh_of_group(self._batches.get_group(0), device, ZERO_DIM)
         return self._meshes[device]
+
+
+def _is_split(tensor: torch.Tensor, least: int) -> bool:
+    return tensor.numel() >= least and tensor.dim() > 0
 
 
 def _kept_whole(owned: Owned) -> set[int]:

@@ -26,8 +26,8 @@ from monograph.flow.functions import (
 )
 from monograph.flow.names import forwarding, listing, share_namespaces
 from monograph.flow.saving import load, save
-from monograph.flow.sbp import placement, to_global, to_local
-from monograph.flow.tensors import TYPED, Tensor, let_scripts_read_histories, set_default_tensor_type
+from monograph.flow.tensors.shared import FACTORIES, give_methods, placement, to_global, to_local
+from monograph.flow.tensors.typed import TYPED, Tensor, let_scripts_read_histories, set_default_tensor_type
 
 __all__ = [
     "Tensor",
@@ -90,6 +90,7 @@ _OF_TENSORS = (
 
 share_namespaces()
 let_scripts_read_histories()
+give_methods()
 __getattr__ = forwarding(
     "",
     torch,
@@ -97,6 +98,7 @@ __getattr__ = forwarding(
         **{name: getattr(functional, name) for name in _OF_FUNCTIONAL},
         **{name: getattr(torch.Tensor, name) for name in _OF_TENSORS},
         **TYPED,
+        **FACTORIES,
         "__version__": monograph.__version__,
         "autocast_decorator": amp.autocast_decorator,
         "global_to_global": to_global,

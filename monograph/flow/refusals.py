@@ -19,12 +19,11 @@ class Refusal:
 
 
 _PROCESSES = Refusal(
-    "there is one process, and tensors are whole",
-    "leave it out in one process; torch.distributed has collectives for several",
+    "it belongs to OneFlow's own processes",
+    "torchrun starts them, and torch.distributed has collectives",
 )
 _GLOBAL = Refusal(
-    "a tensor is a torch.Tensor, which is whole in one process",
-    "flow.to_global(x, placement, sbp) and flow.to_local(x) take a tensor of one process",
+    "a tensor is shared where that is written", "flow.to_global(x, placement, sbp) and flow.to_local(x)"
 )
 _READERS = Refusal(
     "OneFlow's readers of OFRecord, COCO and token files ran inside of its graphs",
@@ -60,7 +59,10 @@ _RUNTIME = Refusal(
 )
 _TWO_HALVES = Refusal("capture and compilation are one step", "graph.compile(...)")
 _PROTO = Refusal("programs are no protobuf messages", "graph.show(), graph.builds and print(graph)")
-_AUTO_PARALLEL = Refusal("there is one process, and nothing to distribute over", "leave it out")
+_AUTO_PARALLEL = Refusal(
+    "nothing searches for a way to distribute a step",
+    "config.enable_data_parallel() or enable_zero(), or placements and sbp",
+)
 _PROXIES = Refusal(
     "parameters and buffers in a graph are the module's own",
     "use the tensor; self.model.to(GraphModule) has a module's",
@@ -162,7 +164,8 @@ REFUSALS: dict[str, Refusal] = {
     "tensor_buffer_to_list_of_tensors": _BUFFERS,
     "tensor_buffer_to_tensor": _BUFFERS,
     "tensor_to_tensor_buffer": _BUFFERS,
-    "utils.global_view": _GLOBAL,
+    "utils.global_view.current_global_mode": _GLOBAL,
+    "utils.global_view.global_mode": _GLOBAL,
     "utils.load_library": Refusal("libraries of OneFlow's ops do not run here", "torch.ops.load_library"),
 }
 
@@ -185,18 +188,17 @@ _BY_FUNCTIONS = {
     "xavier_normal_": "nn.init.xavier_normal_(x)",
     "xavier_uniform_": "nn.init.xavier_uniform_(x)",
 }
-_OF_GLOBAL = "global_to_global is_consistent is_global is_local local_to_global placement sbp to_consistent to_global to_local"
+_OF_OLD_GLOBAL = Refusal("OneFlow has renamed it", "x.to_global(placement, sbp), x.is_global")
 _OFFLOAD = Refusal("tensors are not parked in the memory of the host", 'x.to("cpu") and x.to("cuda")')
 
 # members of classes that are PyTorch's, where an access meets PyTorch's own AttributeError
 ABSENT: dict[str, Refusal] = {
     **{f"Tensor.{name}": Refusal(_FUNCTION, instead) for name, instead in _BY_FUNCTIONS.items()},
-    **{f"Tensor.{name}": _GLOBAL for name in _OF_GLOBAL.split()},
+    **{f"Tensor.{name}": _OF_OLD_GLOBAL for name in ("is_consistent", "to_consistent")},
     **{f"Tensor.{name}": _OFFLOAD for name in ("is_offloaded", "load", "offload")},
     "Tensor.is_lazy": Refusal(_FUNCTION, "in build() every tensor is recorded"),
-    **{f"nn.Module.{name}": _GLOBAL for name in ("to_consistent", "to_global", "to_local")},
+    "nn.Module.to_consistent": _OF_OLD_GLOBAL,
     "optim.Optimizer.support_sparse": Refusal("gradients of embeddings are dense", "leave it out"),
-    "placement.hierarchy": _PROCESSES,
 }
 
 

@@ -13,7 +13,10 @@ import torch
 
 import monograph as mg
 from monograph import CheckpointError, DistributedError
-from monograph.flow.sbp import placement
+from monograph.compat.distributed.tensors import is_sharded
+from monograph.flow.tensors.shared import placement
+from monograph.flow.tensors.world import rank, size
+from monograph.ir.call.tree import flatten, unflatten
 
 _OF_ONEFLOW = ("model.mlir", "pickled_data", "snapshot_done")  # files in directories that OneFlow writes
 _HEAD = 1 << 16  # bytes of a pickle, where the first class is named
@@ -31,16 +34,26 @@ def save(
     A dict becomes a checkpoint and a Graph an artifact, as by `mg.save`: directories that hold no code. Tensors,
     numbers, lists and tuples are stored too. Raises CheckpointError and ArtifactError, for a path that holds something
     else too.
+
+    Of several processes each that calls it saves by itself; a state with tensors that they share is saved by all together,
+    or with `global_dst_rank`, which all call, by that process alone, with whole tensors.
     """
     _check_rank(global_dst_rank)
     path = _path(path_or_buffer, "save")
+    if global_dst_rank is not None and size() > 1:
+        obj = _whole(obj)
+        if rank() != global_dst_rank:
+            return
     if isinstance(obj, torch.nn.Module):
         raise CheckpointError(
             f"flow.save() got a {type(obj).__name__}: code is not saved",
             hint="save module.state_dict(), or a Graph that holds the module",
         )
-    what = obj if isinstance(obj, (Mapping, mg.Graph)) else {_OBJECT: obj}
-    mg.save(what, path, overwrite=os.path.lexists(path))
+    if isinstance(obj, mg.Graph):
+        mg.save(obj, path, overwrite=os.path.lexists(path))
+        return
+    what = obj if isinstance(obj, Mapping) else {_OBJECT: obj}
+    mg.save(what, path, overwrite=os.path.lexists(path), together=_is_shared(what))
 
 
 def load(
@@ -77,9 +90,27 @@ def _path(path: object, what: str) -> Path:
     )
 
 
-def _check_rank(rank: int | None) -> None:
-    if rank not in (None, 0):
-        raise DistributedError(f"rank {rank}, and there is one process, of rank 0", hint="leave the rank out")
+def _check_rank(asked: int | None) -> None:
+    if asked is not None and not 0 <= asked < size():
+        raise DistributedError(
+            f"rank {asked}, and there are {size()} processes"
+            if size() > 1
+            else f"rank {asked}, and there is one process, of rank 0",
+            hint="leave the rank out: all processes save and load together",
+        )
+
+
+def _whole(obj: Any) -> Any:
+    leaves: list[Any] = []
+    form = flatten(obj, leaves)
+    whole = [leaf.full_tensor() if is_sharded(leaf) else leaf for leaf in leaves]
+    return unflatten(form, iter(whole))
+
+
+def _is_shared(state: Any) -> bool:
+    leaves: list[Any] = []
+    flatten(state, leaves)
+    return any(map(is_sharded, leaves))
 
 
 def _is_of_torch(path: Path) -> bool:

@@ -49,6 +49,8 @@ class Nonfinite:
         lines = [f"the first {self.kind} is made by {self.op}"]
         if not self.op:
             lines = [f"the {self.kind} is not of this step: it came in with {self.made.name}"]
+        if "_c10d_functional." in self.op:
+            lines = [f"the first {self.kind} comes from another process, by {self.op}"]
         if self.where.file:
             lines.append(f'  at "{self.where.file}", line {self.where.line}')
         if self.op and (self.where.module or self.where.phase):

@@ -21,11 +21,13 @@ def eager_call(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     parameters = [p for module in owned.modules.values() for p in module.parameters() if id(p) not in staying]
     kept = [parameter.grad for parameter in parameters]
     with graph.store.lock, graph.in_build():
+        request = graph.request(read)
+        graph.together.meet_eagerly(graph.name, request)
         graph.probes.step = graph.store.steps
         for parameter in parameters:
             parameter.grad = None
         try:
-            returned, stepped = eager_step(graph.request(read), (args, kwargs))
+            returned, stepped = eager_step(request, (args, kwargs))
         finally:
             if not settings.keep_gradients:
                 for parameter, gradient in zip(parameters, kept, strict=True):

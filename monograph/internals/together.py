@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -72,13 +72,7 @@ class Together:
 
     def run(self, name: str, build: Build, steps: int, step: Callable[[], T]) -> T:
         """Run a step of a build. Raises DistributedError in every process if one is gone, late, or takes another step."""
-        signature = self._signatures.get(build.number)
-        if signature is None:
-            signature = self._signatures[build.number] = _agreement().signature_of(
-                (op for part in build.plan.program.programs for op in part.ops()),
-                tensor_of=form,
-                agreed=build.captured.agreed,
-            )
+        signature = self._signature_of(build)
         groups = dict.fromkeys(item.group for item in signature.collectives)
         with self._agreed_on(name, groups).step(steps, build.number, signature):
             try:
@@ -89,11 +83,38 @@ class Together:
 
     def may_swap(self, build: Build, step: int, is_ready: bool) -> bool:
         """True from the step on at which all go over to compiled code, once it `is_ready` in each process."""
-        signature = self._signatures.get(build.number)
-        if signature is None:
+        if build.number not in self._signatures:
             return False
-        groups = dict.fromkeys(item.group for item in signature.collectives)
+        groups = dict.fromkeys(item.group for item in self._signature_of(build).collectives)
         return self._agreed_on("", groups).swaps(build.program.digest, step, is_ready=is_ready)
+
+    def meet(self, name: str, builds: Sequence[Build], what: str) -> None:
+        """All are about to look at a step. Raises DistributedError in those that do so while others do not."""
+        sending = [build for build in builds if build.communicates]
+        if sending:
+            signature = self._signature_of(sending[-1])
+            groups = dict.fromkeys(item.group for item in signature.collectives)
+            self._agreed_on(name, groups).meet(what)
+
+    def meet_eagerly(self, name: str, request: Request) -> None:
+        """All are about to run a step in eager mode, if that sends anything."""
+        owned = request.owned
+        groups = {
+            item.group
+            for item in replicas_of(owned, owned.named_modules(), request.settings)
+            if item.size > 1
+        }
+        if groups and owned.optimizers:
+            self._agreed_on(name, groups).meet("eager")
+
+    def _signature_of(self, build: Build) -> Signature:
+        if build.number not in self._signatures:
+            self._signatures[build.number] = _agreement().signature_of(
+                (op for part in build.plan.program.programs for op in part.ops()),
+                tensor_of=form,
+                agreed=build.captured.agreed,
+            )
+        return self._signatures[build.number]
 
     def _agreed_on(self, name: str, groups: Collection[str]) -> Agreement:
         of = next(iter(groups)) if len(groups) == 1 else ""

@@ -128,7 +128,7 @@ class Gradient(Bindable):
 
     tensor: torch.Tensor | None
     index: int = -1
-    around: Callable[[torch.Tensor], Any] | None = None
+    layout: Any = None  # of a gradient that is a DTensor, of which the output is a part
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,17 @@ from monograph.numerics.subject import looking_at
 
 def replay(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
     """The step of this call, to walk through op by op."""
-    with looking_at(graph, args, kwargs) as subject:
+    with looking_at(graph, args, kwargs, "replay") as subject:
         return Replay(graph.name, subject.walk(), tied_paths(subject.owned.named_modules()))
 
 
 def find_nonfinite(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NonfiniteReport:
     """The first op of this call that makes a NaN or an infinity."""
-    with looking_at(graph, args, kwargs) as subject:
+    with looking_at(graph, args, kwargs, "find_nonfinite") as subject:
         return nonfinite_report(graph.name, *subject.inputs())
 
 
 def profile(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Profile:
     """How long each op of this call takes."""
-    with looking_at(graph, args, kwargs) as subject:
+    with looking_at(graph, args, kwargs, "profile") as subject:
         return profile_of(graph.name, *subject.inputs())

@@ -83,8 +83,8 @@ class Subject:
 
 
 @contextmanager
-def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Subject]:
-    """Look at a call of a Graph. At the end everything is as it was."""
+def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Iterator[Subject]:
+    """Look at a call of a Graph by a method of this name. At the end everything is as it was."""
     inside = internals_of(graph)
     inside.check_usable()
     formed = inside.formed(args, kwargs)
@@ -95,6 +95,7 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ite
         raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
     with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
         graph.compile(*formed[0], **formed[1])
+        inside.together.meet(inside.name, inside.builds, what)
         subject = Subject(graph, (args, kwargs), formed, call, inside.owned())
         kept = subject.keep()
         try:

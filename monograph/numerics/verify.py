@@ -88,7 +88,7 @@ def verify(
             f"verify(steps={steps}, against={against!r})",
             hint='one step or more, against "eager" or "float64"',
         )
-    with looking_at(graph, args, kwargs) as subject:
+    with looking_at(graph, args, kwargs, "verify") as subject:
         return _verified(subject, steps, against)
 
 

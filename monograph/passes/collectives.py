@@ -113,9 +113,14 @@ def _begin_early(bucket: Sequence[Begun], ready: Ready) -> None:
     moved = [*ready.sent_by(*begun), *begun]
     needed = {source for node in moved for source in node.all_input_nodes} - set(moved)
     last = max(needed, key=ready.place.__getitem__)
-    for node in moved:
+    for node in (*_after(last, ready.sent_by(*begun), ready), *begun):
         last.append(node)
         last = node
+
+
+def _after(there: fx.Node, nodes: Sequence[fx.Node], ready: Ready) -> list[fx.Node]:
+    """Those that stand later. One that stands earlier may be sent by another collective too, and stays."""
+    return [node for node in nodes if ready.place[node] > ready.place[there]]
 
 
 # --- gathers -------------------------------------------------------------------------------------------------------------
@@ -133,7 +138,8 @@ def _merge_gathers(graph: fx.Graph) -> None:
             begun = [each.begin for each in bucket]
             early = all(ready.of(each) < 0 for node in begun for each in node.all_input_nodes)
             there = begun[0] if early else begun[-1]
-            for node in (*Ready(graph).sent_by(*begun), *begun):
+            now = Ready(graph)
+            for node in (*_after(there, now.sent_by(*begun), now), *begun):
                 if node is not there:
                     there.prepend(node)
             merge(graph, bucket)
@@ -163,7 +169,7 @@ def _gather_ahead(graph: fx.Graph) -> None:
         moved = [*ready.sent_by(item.begin), item.begin]
         needed = {source for node in moved for source in node.all_input_nodes} - set(moved)
         if there not in moved and all(ready.place[source] < ready.place[there] for source in needed):
-            for node in moved:
+            for node in _after(there, moved, ready):
                 there.prepend(node)
 
 

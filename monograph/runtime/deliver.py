@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.distributed.tensors import part_of
+from monograph.compat.distributed.tensors import from_spec, part_of
 from monograph.ir.graph_signature import (
     Assign,
     AssignPart,
@@ -48,8 +48,10 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
             log.put(path, output)
         case Gradient(None, index):
             leaves[index].grad = output
-        case Gradient(torch.Tensor() as tensor, _, around):
-            tensor.grad = output if around is None or output is None else around(output)
+        case Gradient(torch.Tensor() as tensor):
+            tensor.grad = (
+                output if output is None or target.layout is None else from_spec(target.layout, output)
+            )
 
 
 def held_gradient(parameter: torch.Tensor) -> Any:

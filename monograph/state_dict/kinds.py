@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.optimizers.first_state import FirstState
+from monograph.compat.distributed.tensors import in_layout_of, is_sharded
 from monograph.compat.modules import copy_versions, has_versions
 from monograph.compat.optimizers import SCHEDULERS_INSIDE, schedulers_inside
 from monograph.state.averages import Average
@@ -33,12 +35,27 @@ def module_part(name: str, module: nn.Module) -> Part:
         # if torch raises, for a shape, it does not say what is missing
         missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
         try:
-            missing, unexpected = module.load_state_dict(_with_versions(given, own), strict=False)
+            fitting = _laid_out(_with_versions(given, own), own)
+            missing, unexpected = module.load_state_dict(fitting, strict=False)
         finally:
             loading.missing += [f"{name}.{key}" for key in missing]
             loading.unexpected += [f"{name}.{key}" for key in unexpected]
 
     return Part(module.state_dict, load)
+
+
+def _laid_out(given: Any, own: Mapping[str, Any]) -> Any:
+    """The state with DTensors laid out as those of the module, and whole tensors where it has such."""
+    found = {
+        key: in_layout_of(own[key], item)
+        for key, item in given.items()
+        if key in own and (is_sharded(own[key]) or is_sharded(item))
+    }
+    if not found:
+        return given
+    made: Any = OrderedDict({**given, **found})
+    copy_versions(given, made)
+    return made
 
 
 def _with_versions(given: Mapping[str, Any], own: Any) -> Any:

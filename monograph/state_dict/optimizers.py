@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from monograph.capture.guards.optimizers import OF_SCHEDULERS
 from monograph.capture.optimizers.first_state import FirstState
+from monograph.compat.distributed.tensors import in_layout_of, is_sharded
 from monograph.state.group_keys import CLIP_NORM, CLIP_TYPE, LR_SCALE
 from monograph.state_dict.loading import Loading, Part, mapping
 from monograph.state_dict.merge import is_torchs, merged, misfits, settled
@@ -54,7 +55,10 @@ def optimizer_part(name: str, optimizer: Optimizer, declared: FirstState) -> Par
             loading.wrong += faults
             return
         state = fitting_state(name, optimizer, loaded.groups, loaded.state, given["state"], present, loading)
-        new_state = {owner: merged(present.get(owner), entries, loading) for owner, entries in state.items()}
+        new_state = {
+            owner: merged(present.get(owner), _laid_out(owner, entries), loading)
+            for owner, entries in state.items()
+        }
         new_groups = [
             {key: old[key] if key == "params" else merged(old.get(key), new[key], loading) for key in new}
             for old, new in zip(optimizer.param_groups, loaded.groups, strict=True)
@@ -62,6 +66,16 @@ def optimizer_part(name: str, optimizer: Optimizer, declared: FirstState) -> Par
         loading.commits.append(lambda: _install(optimizer, new_state, new_groups, loaded.attributes))
 
     return Part(optimizer.state_dict, load)
+
+
+def _laid_out(owner: Any, entries: Any) -> Any:
+    """State of a parameter that is a DTensor, in the layout of that."""
+    if not is_sharded(owner) or not isinstance(entries, dict):
+        return entries
+    return {
+        key: in_layout_of(owner, item) if isinstance(item, torch.Tensor) and item.dim() else item
+        for key, item in entries.items()
+    }
 
 
 def _given(name: str, optimizer: Optimizer, value: Any, loading: Loading) -> dict[str, Any]:

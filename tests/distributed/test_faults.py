@@ -12,9 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 
 import monograph as mg
 from tests.distributed.processes import Group, Outcome
+from tests.support import assert_same
 
 TIMEOUT = 8.0
 # (what one rank does, which one, how many there are)
@@ -30,6 +33,9 @@ CASES = {
     "another dtype": ("another dtype", 1, 2),
     "another loss": ("another loss", 1, 2),
     "another optimizer": ("another optimizer", 1, 2),
+    "no more batches": ("no more batches", 1, 2),
+    "wrong first batch": ("wrong first batch", 1, 2),
+    "another mesh": ("another mesh", 1, 2),
 }
 
 
@@ -74,9 +80,14 @@ def training(fault: str, rank_of_fault: int) -> list[float]:
     dtype = next(step.model.parameters()).dtype
     x, y = torch.randn(8, 4, dtype=dtype), torch.randint(3, (8,))
     losses: list[float] = []
+    if is_here and fault == "wrong first batch":
+        x = x[:, 1:]
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
     try:
         for number in range(5):
             if is_here and number == 3:
+                if fault == "no more batches":
+                    break
                 if fault == "late":
                     time.sleep(1.5 * TIMEOUT)
                 if fault == "killed in an update":
@@ -87,15 +98,37 @@ def training(fault: str, rank_of_fault: int) -> list[float]:
     except mg.DistributedError:
         with pytest.raises(mg.MonographError, match="cannot go on"):
             step(x, y)
+        if not losses:
+            assert_same(before, [parameter.detach() for parameter in step.model.parameters()])
         raise
     return losses
+
+
+def shared_training(fault: str, rank_of_fault: int) -> None:
+    """One step on tensors that ranks share; those of one rank are on a mesh of its own."""
+    mesh = init_device_mesh("cpu", (2,))
+    other = init_device_mesh("cpu", (2, 1))
+    model = distribute_module(nn.Linear(4, 2), mesh)
+    step = mg.train_graph(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    is_here = dist.get_rank() == rank_of_fault
+    x, y = torch.randn(2, 4), torch.randn(2, 2)
+    placements = [Shard(0), Replicate()]
+    shared = [
+        DTensor.from_local(item, other, placements)
+        if is_here
+        else DTensor.from_local(item, mesh, placements[:1])
+        for item in (x, y)
+    ]
+    step(*shared)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, list[Outcome]]:
     """All at once: they mostly wait."""
     groups = {
-        name: Group(training, size, fault, rank, seconds=TIMEOUT)
+        name: Group(
+            shared_training if name == "another mesh" else training, size, fault, rank, seconds=TIMEOUT
+        )
         for name, (fault, rank, size) in CASES.items()
     }
     return {
@@ -116,6 +149,12 @@ def test_without_a_fault_all_train(outcomes: dict[str, list[Outcome]]) -> None:
         ("killed of four", "rank 2 is gone or stopped: rank 2 was last in step 2"),
         ("killed in an update", "rank 1 is gone or stopped: rank 1 was last in step 3"),
         ("stopped", "rank 1 is gone or stopped: rank 1 was last in step 2"),
+        ("no more batches", "rank 1 is gone or stopped: rank 1 was last in step 2"),
+        (
+            "wrong first batch",
+            "rank 1 did not come to agree on the collectives of this step within 8 seconds",
+        ),
+        ("another mesh", "rank 1 did not come to agree on the collectives of this step within 8 seconds"),
         ("raises", "rank 1 failed in step 3 (build 0): IndexError: Target "),
         (
             "late",
@@ -147,6 +186,10 @@ def test_survivors_name_the_rank(outcomes: dict[str, list[Outcome]], case: str, 
     there = outcomes[case][rank]
     if fault == "raises":
         assert isinstance(there.error, IndexError)
+    elif fault == "wrong first batch":
+        assert isinstance(there.error, mg.CaptureError)
+    elif fault == "no more batches":
+        assert len(there.value) == 3
     elif fault in ("killed", "killed in an update", "stopped"):
         assert not there.is_alive
     else:

@@ -341,7 +341,7 @@ def tensor_parallel(rank: int) -> None:
 def refused(rank: int) -> None:
     """What a graph does not do with such tensors is an error that says what to do."""
     mesh = mesh_of(rank)
-    shared = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    shared = distribute_tensor(torch.ones(4, 5), mesh, [Shard(0)])
 
     class Step(mg.Graph):
         def __init__(self) -> None:
@@ -352,16 +352,33 @@ def refused(rank: int) -> None:
             return next(iter(self.model.parameters())) * 2
 
     sides = Sides(rank, adamw)
-    with pytest.raises(mg.SignatureError, match=r"argument x is a .*DTensor"):
-        Step()(shared)
-    with pytest.raises(mg.DistributedError, match=r"build\(\) returns a DTensor"):
-        Step()(torch.ones(2))
+    with pytest.raises(mg.DistributedError, match="processes share and one of this process") as caught:
+        NetStep(sides)(shared)
+    assert "x.to_local()" in caught.value.hint
+    first = next(iter(sides.ours.parameters()))
+    assert_same(local(first) * 2, local(Step()(torch.ones(2))))
     sides.ours.set_requires_gradient_sync(False)
     with pytest.raises(mg.DistributedError, match="without synchronised gradients"):
         NetStep(sides)(sides.batch())
 
 
+def _sizes(rank: int) -> None:
+    """Each size that has a build keeps it, whatever moves from step to step."""
+    sides = Sides(rank, adamw)
+    step = NetStep(sides)
+    for index, rows in enumerate((4, 4, 1, 4, 1, 1)):
+        x = sides.batch(rows)
+        sides.optimizers[0].zero_grad()
+        loss = sides.eager(x).square().mean()
+        loss.backward()
+        sides.optimizers[0].step()
+        assert_same(loss.detach(), step(x).detach())
+        sides.check(f"step {index}")
+    assert len(step.builds) == 2, step.explain()
+
+
 QUICK: dict[str, Case] = {
+    "sizes": _sizes,
     "gpt": partial(_workload, workload="gpt", optimizer="adamw", clip=0.5, backend="exact"),
     "lstm": partial(_workload, workload="lstm", optimizer="sgd"),
     **{

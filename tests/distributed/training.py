@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -40,7 +41,7 @@ def collected(cases: Mapping[str, Case], rank: int) -> dict[str, str]:
         try:
             case(rank)
             found[name] = ""
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             found[name] = f"rank {rank}\n{traceback.format_exc()}"
     return found
 

@@ -25,7 +25,7 @@ TITLE = """# Every name of OneFlow
 
 Written by `make names` from a list of OneFlow's public names: {counts}.
 
-- **Same**: the object is PyTorch's. `flow.randn is torch.randn`.
+- **Same**: the object is PyTorch's. `flow.relu is torch.relu`.
 - **Ours**: only OneFlow has it, or its arguments or defaults are others than PyTorch's.
 - **Refused**: an access raises `UnavailableError` (on graphs and configs `DefinitionError`) with this reason and
   alternative. Members of `Tensor`, `nn.Module` and `optim.Optimizer`, which are PyTorch's classes, are simply not there.

@@ -49,6 +49,9 @@ INSIDE: Mapping[str, Set[str]] = {  # the modules that parts built on public nam
         "monograph.user_code.tracebacks",
     },
     "flow": {
+        "monograph.compat.distributed.tensors",
+        "monograph.distributed.placements",
+        "monograph.distributed.sbp",
         "monograph.block",
         "monograph.checkpoint.files",
         "monograph.checkpoint.load",

@@ -47,6 +47,7 @@ NAMES = {
     "amp",
     "assert_max_builds",
     "buckets",
+    "distributed",
     "replicated",
     "export_aoti",
     "export_onnx",

@@ -110,3 +110,21 @@ _ALONE: dict[Any, Any] = {}
 class _Alone(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         return super().call_function(_ALONE.get(target, target), args, kwargs)
+
+
+def test_a_value_that_two_gathers_send_is_there_before_both() -> None:
+    steps = Steps((4,), (4,))
+    first, last = steps.results
+    both = steps.op(aten.clone.default, first, like=first)
+    whole = tensor_meta(torch.empty(8))
+
+    def gathered(value: fx.Node) -> fx.Node:
+        begun = steps.op(c10d.all_gather_into_tensor.default, value, 2, "monograph/dp", like=value)
+        done = steps.op(c10d.wait_tensor.default, begun, like=value)
+        for node in (begun, done):
+            set_value(node, whole)
+        return steps.op(aten.sin.default, done, like=done)
+
+    steps.results = [gathered(value) for value in (both, last, both)]
+    made = merged(steps.finish())
+    assert sum(begins_collective(node) for node in made.graph.nodes) == 4  # the sum, and three gathers

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.forms import ShardForm, rows_apart
 from monograph.errors import AliasError, SignatureError
 from monograph.ir.call.signature import Call, Spec, TensorKey
-from monograph.ir.call.tree import sparse_leaves
+from monograph.ir.call.sparse import SparseForm
+from monograph.ir.call.tree import tensor_forms
 
 
 def micro_call(call: Call, steps: int, index: int = 0) -> Call:
     """The call with one of `steps` equal parts of each batch along dimension 0; replicated arguments stay whole."""
     paths = call.paths()
-    check_no_sparse(call)
+    _check_forms(call, steps)
     parts: dict[int, Any] = {}  # by id of the leaf: a tensor passed twice is one batch
     for position, leaf in enumerate(call.leaves):
         if isinstance(leaf, (torch.Tensor, Spec)) and position not in call.replicated:
@@ -44,11 +46,19 @@ def check_no_state(call: Call, state: Collection[int]) -> None:
             )
 
 
-def check_no_sparse(call: Call) -> None:
-    """Raise SignatureError for a sparse argument that would be split: its parts are no batches."""
-    for position, (part, path) in enumerate(zip(sparse_leaves(call.tree), call.paths(), strict=True)):
-        if part and position not in call.replicated:
-            whole = path.rpartition(".")[0]
+def _check_forms(call: Call, steps: int) -> None:
+    """Raise SignatureError for a sparse argument that would be split, and for a DTensor whose parts would be uneven."""
+    for position, (form, path) in enumerate(zip(tensor_forms(call.tree), call.paths(), strict=True)):
+        whole = path.rpartition(".")[0]
+        if position in call.replicated:
+            continue
+        if isinstance(form, ShardForm) and form.part and form.spec.shape[0] % (steps * rows_apart(form)):
+            raise SignatureError(
+                f"argument {whole} has {form.spec.shape[0]} rows on {rows_apart(form)} processes: they cannot be split into "
+                f"{steps} equal micro-batches",
+                hint="pass a batch whose size is a multiple of both, or mg.replicated(...) if it is no batch",
+            )
+        if isinstance(form, SparseForm):
             raise SignatureError(
                 f"argument {whole} is a sparse tensor, which cannot be split into micro-batches",
                 hint=f"pass mg.replicated({whole}): each micro-batch gets it whole",

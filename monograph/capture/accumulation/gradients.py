@@ -11,10 +11,10 @@ import torch
 
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import parameter_hooks
-from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
+from monograph.compat.distributed.tensors import is_sharded, local_of, part_of, spec_of, with_local
 from monograph.compat.fakes import make_fake
 from monograph.compat.tensors import changes_of
-from monograph.errors import CaptureError, HookError
+from monograph.errors import CaptureError, DistributedError, HookError
 from monograph.ir.graph_signature import Argument, Between
 from monograph.ir.port import Role, gradient_path
 from monograph.settings import Settings
@@ -78,6 +78,7 @@ class MicroGradients:
     def __post_init__(self) -> None:
         self._parameters: dict[str, torch.Tensor] = {}
         self._sums: dict[str, torch.Tensor] = {}
+        self._layouts: dict[str, Any] = {}  # of gradients that are DTensors
         for item in list(self.inputs.items):
             if item.role is Role.PARAM and item.shown.requires_grad:
                 self._check_hooks(item.path, item.owner)
@@ -116,11 +117,23 @@ class MicroGradients:
         for path, parameter in self._parameters.items():
             if parameter.grad is not None:
                 _check_final(path, parameter.grad)
-                self.taken.setdefault(path, []).append(part_of(parameter.grad).detach())
+                self.taken.setdefault(path, []).append(self._part(path, parameter.grad).detach())
             if path in self.taken:
                 parameter.grad = self.averaged(parameter, self._sums[path])
         self._left.note()
         self._before_update = self._present()
+
+    def _part(self, path: str, gradient: torch.Tensor) -> Any:
+        """What this process has of a gradient; the sum of those of all micro-batches has the layout of the first one."""
+        if is_sharded(gradient):
+            layout, total = spec_of(gradient).placements, part_of(self._sums[path])
+            if self._layouts.setdefault(path, layout) != layout or local_of(gradient).shape != total.shape:
+                raise DistributedError(
+                    f"backward() makes a gradient of {path} in the layout {layout}, and the sum over micro-batches has another",
+                    hint="call backward() once, of a loss that all gradients come from",
+                )
+            self._sums[path] = with_local(gradient, total, requires_grad=False)
+        return part_of(gradient)
 
     def _present(self) -> dict[str, tuple[Any, int]]:
         """The tensor at each place of state, with how often it was changed in place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from monograph.capture.effects.arguments import GivenContainer, NewContent
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.distributed.tensors import is_sharded
+from monograph.compat.distributed.tensors import is_sharded, local_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
-from monograph.errors import CaptureError, DistributedError
+from monograph.errors import CaptureError
 from monograph.ir.call.tree import Tree, flatten, with_parts
 from monograph.ir.graph_signature import Argument, Copy, Refill, Result
 
@@ -29,15 +29,23 @@ class Results:
         self.inputs = inputs
         self.outputs: list[Any] = []  # the values that the program must compute
         self._positions: dict[int, int] = {}  # among these, by their ids
+        self._with_history = set[int]()  # parts of DTensors that require grad, by their ids
         targets = (state_output.target for state_output in state_outputs)
         self._replaced = {id(target.tensor) for target in targets if isinstance(target, Copy)}
 
     def returned(self, value: Any) -> tuple[list[Result], Tree]:
         """The leaves of what build() returned, and its form."""
-        leaves: list[Any] = []
         found: list[Any] = []
-        tree = with_parts(flatten(value, found), iter(found), is_fake, leaves)
+        tree, leaves = self._taken_apart(flatten(value, found), found)
         return [self._result(leaf, "returns") for leaf in leaves], tree
+
+    def _taken_apart(self, tree: Tree, leaves: Sequence[Any]) -> tuple[Tree, list[Any]]:
+        """The form and the leaves with the parts of sparse tensors and of DTensors in their place."""
+        self._with_history |= {
+            id(local_of(leaf)) for leaf in leaves if is_sharded(leaf) and leaf.requires_grad
+        }
+        found: list[Any] = []
+        return with_parts(tree, iter(leaves), is_fake, found), found
 
     def left_in_arguments(self, changed: Iterable[NewContent], given: Iterable[Any]) -> list[Refill]:
         """What build() left in containers among its arguments, whose leaves are `given`."""
@@ -45,9 +53,8 @@ class Results:
         return [self._refill(content, own) for content in changed]
 
     def _refill(self, content: NewContent, own: Mapping[int, int]) -> Refill:
-        leaves: list[Any] = []
         found: list[Any] = []
-        tree = with_parts(flatten(list(content.values), found, ()), iter(found), is_fake, leaves)
+        tree, leaves = self._taken_apart(flatten(list(content.values), found, ()), found)
         results = []
         for leaf in leaves:
             if isinstance(leaf, GivenContainer):
@@ -73,13 +80,9 @@ class Results:
             real = self.inputs.real_of(leaf)
             if (real is not None and id(real) not in self._replaced) or not is_fake(leaf):
                 return Result("fixed", value=leaf if real is None else real)
-        if is_sharded(leaf):
-            raise DistributedError(
-                f"build() {does} a DTensor",
-                hint="give its full_tensor(), or what this process holds: its to_local()",
-            )
         if id(leaf) not in self._positions:
             self._positions[id(leaf)] = len(self.outputs)
             self.outputs.append(leaf)
         needs_grad = isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        needs_grad |= id(leaf) in self._with_history
         return Result("output", index=self._positions[id(leaf)], requires_grad=needs_grad)

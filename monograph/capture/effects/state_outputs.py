@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.distributed.tensors import is_sharded, layout_of, local_of
+from monograph.compat.distributed.tensors import from_spec, is_sharded, local_of, spec_of
 from monograph.compat.tensors import planned_device
 from monograph.errors import DistributedError
 from monograph.ir.graph_signature import Assign, AssignPart, Copy, Fixed, Gradient, Target
@@ -39,9 +40,9 @@ def in_parts(state_outputs: Iterable[StateOutput]) -> Iterator[StateOutput]:
         if isinstance(target, Copy) and is_sharded(target.tensor):
             target = Copy(local_of(target.tensor))
         elif isinstance(target, Assign) and not target.requires_grad:
-            target = AssignPart(target.container, target.key, layout_of(item.value))
+            target = AssignPart(target.container, target.key, partial(from_spec, spec_of(item.value)))
         elif isinstance(target, Gradient):
-            target = replace(target, around=layout_of(item.value))
+            target = replace(target, layout=spec_of(item.value))
         else:
             raise DistributedError(
                 f"build() puts a DTensor into {item.path}, where there was none of its form",

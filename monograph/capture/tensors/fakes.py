@@ -14,9 +14,9 @@ from monograph.capture.numbers.layouts import ArgumentForm, argument_form
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
-from monograph.compat.distributed.tensors import is_sharded, local_of, with_local
+from monograph.compat.distributed.tensors import awaited_part, is_sharded, local_of, with_local
 from monograph.compat.fakes import bind_fake, is_fake, make_fake
-from monograph.compat.modules import mark_parameter
+from monograph.compat.modules import hand_attributes_on, mark_parameter
 from monograph.compat.tensors import is_transformed, planned_device
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, Spec, TensorKey
@@ -155,7 +155,7 @@ class Inputs:
         fake = make_fake(self.mode, leaf, with_value=with_value, planned=self.without_data)
         if isinstance(real, nn.Parameter):
             mark_parameter(fake)
-        _hand_attributes_on(real, fake)
+        hand_attributes_on(real, fake)
         bind_fake(fake, real)
         self.by_real[id(real)] = fake
         return fake
@@ -164,12 +164,11 @@ class Inputs:
         """The part of a DTensor that this process has is an input; a DTensor around its fake is what the step sees."""
         if id(real) in self.by_real:
             return
-        local = local_of(real)
-        self.add(self._fake(local), role, path, Fixed(local))
+        self.add(self._fake(local := awaited_part(real)), role, path, Fixed(local))
         self.by_real[id(real)] = shown = self.show_around(real)
         if isinstance(real, nn.Parameter):
             mark_parameter(shown)
-        _hand_attributes_on(real, shown)
+        hand_attributes_on(real, shown)
 
     def show_part(self, item: Input, part: Any, *, sums_whole: bool) -> None:
         """Let the step see a DTensor of what this process updates in the place of a parameter that is an input."""
@@ -180,7 +179,7 @@ class Inputs:
         shown = with_local(part, fake, requires_grad=real.requires_grad)
         item.whole = (real, shown)
         mark_parameter(shown)
-        _hand_attributes_on(real, shown)
+        hand_attributes_on(real, shown)
         self.by_real[id(real)], self.by_fake[id(shown)] = shown, item
 
     def port(self, real: torch.Tensor) -> Any:
@@ -204,9 +203,11 @@ class Inputs:
         if id(real) in self.by_real:
             return
         parts = known_parts(real)
-        for name, part in zip(PARTS[real.layout], parts, strict=True):
-            if id(part) not in self.by_real:
-                self.add(self._fake(part), role, f"{path}.{name}()", Fixed(part))
+        new = [
+            item for item in zip(PARTS[real.layout], parts, strict=True) if id(item[1]) not in self.by_real
+        ]
+        for name, part in new:
+            self.add(self._fake(part), role, f"{path}.{name}()", Fixed(part))
         self._join(path, real, parts)
 
     def _join(self, path: str, real: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
@@ -287,6 +288,9 @@ class Inputs:
             return item
         if id(item) not in self.by_real:
             check_tensor(item, "a tensor used in build()")
+            if is_sharded(item):
+                part = self.fake(awaited_part(item))
+                return self.by_real.setdefault(id(item), with_local(item, part))
             if is_sparse(item):
                 parts = known_parts(item)
                 for part in parts:
@@ -335,12 +339,6 @@ class Inputs:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state tensors by path."""
         return {item.path: item.real for item in self.items if isinstance(item.real, torch.Tensor)}
-
-
-def _hand_attributes_on(real: torch.Tensor, fake: torch.Tensor) -> None:
-    """Let a fake have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
-    own = vars(fake)
-    own.update({name: value for name, value in vars(real).items() if name not in own})
 
 
 def _form(call: Call, index: int) -> TensorKey:

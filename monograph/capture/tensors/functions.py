@@ -35,7 +35,7 @@ from monograph.capture.tensors.recurrent_layers import cell_by_ops, is_plain_lst
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.amp import UNSCALE
 from monograph.compat.distributed.groups import shared_name
-from monograph.compat.distributed.tensors import is_sharded, part_of
+from monograph.compat.distributed.tensors import is_sharded, laid_out_as, part_of
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
 from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, storage_key
@@ -165,11 +165,14 @@ def _unscaled(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def parts_laid_out_alike(given: dict[Any, Any]) -> dict[Any, Any]:
-    """What this process has of DTensors, where those of one parameter are laid out alike: each element is updated by itself."""
-    lists = [item for item in given.values() if isinstance(item, (list, tuple)) and item]
-    for items in zip(*lists, strict=True):
-        if len({item.placements if is_sharded(item) else None for item in items if item.dim()}) > 1:
+    """What this process has of DTensors, laid out as their parameter, the first of each: each element is updated by itself."""
+    names = [name for name, item in given.items() if isinstance(item, (list, tuple)) and item]
+    columns = []
+    for items in zip(*(given[name] for name in names), strict=True):
+        if len({is_sharded(item) for item in items if item.dim()}) > 1:
             return given
+        columns.append([laid_out_as(item, items[0]) for item in items])
+    given = given | dict(zip(names, map(list, zip(*columns, strict=True)), strict=True))
     leaves: list[Any] = []
     tree = flatten(given, leaves)
     parts: dict[Any, Any] = unflatten(tree, map(part_of, leaves))

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from monograph.compat.distributed.tensors import layout_of, local_of
+from monograph.compat.distributed.tensors import from_spec, local_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +146,7 @@ def _inner(item: Any) -> Inner | None:
     spec = getattr(item, "_unsharded_dtensor_spec", None) or getattr(item, "_tp_spec", None)
     if not item.is_dtensor or spec is None or spec.mesh.ndim >= item.sharded_param.device_mesh.ndim:
         return None
-    return Inner(layout_of(item.sharded_param, spec), tuple(spec.placements), tuple(item._orig_size))
+    return Inner(partial(from_spec, spec), tuple(spec.placements), tuple(item._orig_size))
 
 
 @contextmanager

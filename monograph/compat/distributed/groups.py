@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from itertools import count
 from typing import Any, Final
+from weakref import ref
 
 import torch.distributed as dist
 
@@ -14,7 +16,7 @@ _ANY_GROUP: Final = "undefined"  # what torch says of a group that nobody has de
 
 def num_processes() -> int:
     """How many processes there are that have found each other; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if has_group() else 1
 
 
 def store_of(group: Any) -> Any:
@@ -44,7 +46,12 @@ def said_first(key: str, word: str = "") -> str:
 
 def own_rank() -> int:
     """The number of this process; 0 without a process group."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if has_group() else 0
+
+
+def has_group() -> bool:
+    """True in a process that has found others, or is known to be the only one."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def whole_group() -> Any:
@@ -58,10 +65,26 @@ def mesh_of_all(device: str, name: str) -> Any:
     return device_mesh.init_device_mesh(device, (num_processes(),), mesh_dim_names=(name,))
 
 
-def mesh_over(group: Any, device: str, name: str) -> Any:
+def mesh_of_group(group: Any, device: str, name: str) -> Any:
     """A mesh of one dimension of this name over the processes of a group."""
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
     return device_mesh.DeviceMesh.from_group(group, device, mesh_dim_names=(name,))
+
+
+def mesh_over(device: str, ranks: tuple[Any, ...]) -> Any:
+    """The mesh of these ranks, which may be nested; one object for the life of a process group.
+
+    All processes have to ask for it the first time.
+    """
+    return _mesh_over(device, ranks, ref(whole_group()))
+
+
+@cache
+def _mesh_over(device: str, ranks: tuple[Any, ...], _world: Any) -> Any:
+    device_mesh = importlib.import_module("torch.distributed.device_mesh")
+    if ranks == tuple(range(num_processes())):
+        return device_mesh.init_device_mesh(device, (len(ranks),))  # on the group that there is
+    return device_mesh.DeviceMesh(device, ranks)
 
 
 def import_fake_collectives() -> None:

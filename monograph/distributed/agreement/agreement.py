@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from monograph.distributed.agreement.ranks import RESTART, Ranks
 from monograph.distributed.agreement.signature import Signature, difference
 from monograph.distributed.agreement.watch import Watch
 from monograph.errors import DistributedError
+
+_ALL: Final = "call it on every rank, each with a batch of its own: it sends what a step sends"
 
 
 class Agreement:
@@ -74,6 +77,23 @@ class Agreement:
             self._set.add(what)
             store.set(at, str(step + 2))
         return is_ready and store.check([at]) and step >= int(store.get(at))
+
+    def meet(self, what: str) -> None:
+        """Return when all ranks are about to do this beside their steps. Raises DistributedError that names who is not."""
+        if self._failure is not None:
+            raise DistributedError(self._failure.message, hint=RESTART)
+        others = None if self.watch is None else self.watch.others(what)
+        try:
+            said = self.ranks.meet(what, f"for graph.{what}()", others)
+        except DistributedError as error:
+            raise DistributedError(
+                f"graph.{what}() waits for all ranks: {error.message}", hint=_ALL
+            ) from error
+        if others_do := [rank for rank, word in enumerate(said) if word != what]:
+            raise DistributedError(
+                f"graph.{what}() waits for all ranks: {self.ranks.named(others_do)} called {said[others_do[0]]}",
+                hint=_ALL,
+            )
 
     def _ask(self, signature: Signature) -> None:
         others = None if self.watch is None else self.watch.others(signature.digest)

@@ -1,13 +1,10 @@
-"""Settings of OneFlow's collectives. They are taken, and have no effect: there is one process."""
+"""Settings of OneFlow's collectives. They are taken, and have no effect: which are sent together is for a pass to say."""
 
 from __future__ import annotations
 
-from monograph.flow.sbp import check_alone
-
 
 def _set(value: object = True) -> None:
-    """Has no effect in one process. DistributedError in one of several."""
-    check_alone()
+    """Has no effect: collectives are torch's, and a graph puts those together that can be."""
 
 
 allow_fuse_all_gather = _set

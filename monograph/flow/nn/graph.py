@@ -16,8 +16,10 @@ from monograph.block import Block, unwrap
 from monograph.config import GraphConfig as OwnConfig
 from monograph.flow.names import forwarding
 from monograph.flow.refusals import refused
-from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
+from monograph.flow.tensors.shared import on_all_ranks
+from monograph.flow.tensors.shared import placement as Placement
+from monograph.flow.tensors.world import size
 from monograph.internals.internals import internals_of
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.schedulers.stepping import follow_graph
@@ -45,7 +47,7 @@ class GraphModule(mg.GraphModule):
 
     def set_stage(self, stage_id: int | None = None, placement: Placement | None = None) -> None:
         """Say to which stage of a pipeline the module belongs. One process runs all stages, one after the other."""
-        if placement is not None and not isinstance(placement, Placement):
+        if placement is not None and not isinstance(placement, mg.distributed.placement):
             raise DefinitionError(
                 f"set_stage() got a {_kind(placement)} as placement", hint='flow.placement("cpu", ranks=[0])'
             )
@@ -126,13 +128,18 @@ class GraphConfig(OwnConfig):
     def enable_zero(
         self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024, shard_restore_level: int = 1
     ) -> None:
-        """Shard the optimizer's state over the processes: with one process, all of it is in the one."""
+        """Shard the optimizer's state over the processes, with `stage` 2 gradients too, with 3 parameters too.
+
+        In one process nothing is shared. What modules see in a step is whole, which is what `shard_restore_level` is about.
+        """
         if stage not in (1, 2, 3) or shard_min_size <= 0 or shard_restore_level not in (0, 1, 2):
             raise DefinitionError(
                 f"enable_zero(stage={stage}, shard_min_size={shard_min_size}, shard_restore_level={shard_restore_level})",
                 hint="stage is 1, 2 or 3, shard_min_size greater than 0, shard_restore_level 0, 1 or 2",
             )
-        if mode:
+        if size() > 1:
+            super().enable_zero(mode, stage=stage, shard_min_size=shard_min_size)
+        elif mode:
             _no_effect("enable_zero", "there is one process, and nothing to share")
 
     def set_gradient_accumulation_steps(self, value: int) -> None:
@@ -261,6 +268,7 @@ class Graph(mg.Graph, block=OneFlowBlock):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
         """Take over a state at any time: one of this class, of a Monograph Graph, or of OneFlow's."""
         inside, missing = internals_of(self), list[str]()
+        state_dict = on_all_ranks(state_dict)
         if is_oneflow(state_dict):
             with inside.store.lock:
                 state_dict, missing = from_oneflow(state_dict, read_state(inside), inside.owned())

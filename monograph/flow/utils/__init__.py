@@ -3,8 +3,8 @@
 import torch.utils
 
 from monograph.flow.names import forwarding, listing
-from monograph.flow.utils import tensor
+from monograph.flow.utils import global_view, tensor
 
-__all__ = ["tensor"]
+__all__ = ["global_view", "tensor"]
 __getattr__ = forwarding("utils", torch.utils)
 __dir__ = listing(globals(), torch.utils)

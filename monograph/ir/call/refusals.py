@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.tensors import is_transformed
 from monograph.errors import GraphBoundaryError, SignatureError
 from monograph.ir.call.sparse import HELD
@@ -33,10 +34,15 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
             f"argument {path} is a {'quantised' if tensor.is_quantized else tensor.layout} tensor",
             hint="static graphs take dense tensors: call .to_dense() or .dequantize() first",
         )
+    if is_sharded(tensor):
+        raise SignatureError(
+            f"argument {path} is a DTensor that requires grad",
+            hint="pass its detach(); of its part alone, its to_local(), a step gives the gradient",
+        )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise SignatureError(
             f"argument {path} is a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor",
-            hint="pass a plain torch.Tensor, for a DTensor its .to_local()",
+            hint="pass a plain torch.Tensor",
         )
     if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
         raise GraphBoundaryError(

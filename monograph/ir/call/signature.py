@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from monograph.compat.autograd import parameter_hooks
+from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.global_state import Itself
 from monograph.compat.tensors import is_transformed
 from monograph.ir.call.numbers import bits, exactly, is_plain_subclass, of_bits
@@ -182,7 +183,7 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
             kind = type(leaf)
         if isinstance(leaf, torch.Tensor):
             if _is_odd(leaf):
-                if leaf.layout in HELD and _is_plain_sparse(leaf):
+                if _is_taken_apart(leaf):
                     return _described(*_with_parts(tree, leaves, whole), names)
                 check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
             keys.append(_tensor_key(leaf))
@@ -214,13 +215,14 @@ def constant_of(key: tuple[type, Any]) -> Any:
     return held.item if isinstance(held, Itself) else held
 
 
-def _is_plain_sparse(tensor: torch.Tensor) -> bool:
-    """True for a sparse tensor that is taken as the dense ones that it is made of."""
-    return type(tensor) is torch.Tensor and not (tensor.requires_grad or tensor.is_inference())
+def _is_taken_apart(tensor: torch.Tensor) -> bool:
+    """True for a sparse tensor that is taken as the dense ones that it is made of, and for a DTensor, of which a part is here."""
+    is_kind = is_sharded(tensor) or (type(tensor) is torch.Tensor and tensor.layout in HELD)
+    return is_kind and not (tensor.requires_grad or tensor.is_inference())
 
 
 def _with_parts(tree: Tree, leaves: Sequence[Any], whole: Sequence[int]) -> tuple[Tree, list[Any]]:
-    """The same arguments with the dense parts of sparse tensors in their place, marked as the whole was.
+    """The same arguments with the dense parts of sparse tensors and DTensors in their place, marked as the whole was.
 
     `whole` are the leaves whose mark was taken off already.
     """
@@ -229,13 +231,10 @@ def _with_parts(tree: Tree, leaves: Sequence[Any], whole: Sequence[int]) -> tupl
     found: list[Any] = []
     chosen: list[bool] = []
 
-    def choose(tensor: torch.Tensor) -> bool:
-        return _is_plain_sparse(tensor) and tensor.layout in HELD
-
     for leaf, mark in zip(plain, marked, strict=True):
-        parts = len(PARTS[leaf.layout]) if is_sparse(leaf) and choose(leaf) else 1
+        parts = len(PARTS[leaf.layout]) if is_sparse(leaf) and _is_taken_apart(leaf) else 1
         chosen += [mark] * parts
-    form = with_parts(tree, iter(plain), choose, found)
+    form = with_parts(tree, iter(plain), _is_taken_apart, found)
     return form, [Replicated(leaf) if mark else leaf for leaf, mark in zip(found, chosen, strict=True)]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
+from monograph.compat.distributed.forms import ShardForm, shard_form, shard_of
+from monograph.compat.distributed.tensors import awaited_part, is_sharded
 from monograph.compat.global_state import what_runs
 from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.numbers import exactly
@@ -165,15 +167,20 @@ def _is_plain(leaf: object) -> bool:
 def with_parts(
     tree: Tree, leaves: Iterator[Any], choose: Callable[[torch.Tensor], bool], found: list[Any]
 ) -> Tree:
-    """The form in which the sparse tensors that are chosen are made of dense ones; appends all its leaves to `found`."""
+    """The form in which the sparse tensors and DTensors that are chosen are made of others; appends all leaves to `found`."""
     if tree.kind is None:
         leaf = next(leaves)
-        if not is_sparse(leaf) or not choose(leaf):
+        form: SparseForm | ShardForm
+        parts: Sequence[torch.Tensor]
+        if is_sharded(leaf) and choose(leaf):
+            form, parts = shard_form(leaf), (awaited_part(leaf),)
+        elif is_sparse(leaf) and choose(leaf):
+            form, parts = form_of(leaf), parts_of(leaf)
+        else:
             found.append(leaf)
             return tree
-        parts = parts_of(leaf)
         found += parts
-        return Tree(torch.Tensor, tuple(form_of(leaf)), (LEAF,) * len(parts))
+        return Tree(torch.Tensor, tuple(form), (LEAF,) * len(parts))
     if not tree.children:
         return tree
     return tree._replace(
@@ -190,7 +197,8 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     if kind is list:
         return children
     if kind is torch.Tensor:
-        return joined(SparseForm(*tree.keys), children)
+        form = tensor_form(tree)
+        return shard_of(form, children) if isinstance(form, ShardForm) else joined(form, children)
     if kind is tuple or kind is slice:
         return tuple(children) if kind is tuple else slice(*children)
     if kind is Attributed:
@@ -205,6 +213,11 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     for name, child in zip(tree.keys, children, strict=True):
         object.__setattr__(rebuilt, name, child)
     return rebuilt
+
+
+def tensor_form(tree: Tree) -> SparseForm | ShardForm:
+    """What a tensor is besides the parts that it is made of, from their form."""
+    return SparseForm(*tree.keys) if isinstance(tree.keys[0], torch.layout) else ShardForm(*tree.keys)
 
 
 def _field_names(kind: type) -> tuple[str, ...]:
@@ -245,15 +258,15 @@ def leaf_paths(tree: Tree, path: str) -> Iterator[str]:
         yield from leaf_paths(child, below)
 
 
-def sparse_leaves(tree: Tree) -> Iterator[bool]:
-    """For each leaf whether it is a part of a sparse tensor."""
+def tensor_forms(tree: Tree) -> Iterator[SparseForm | ShardForm | None]:
+    """For each leaf the form of the tensor that it is a part of; None for one that is whole."""
     if tree.kind is None:
-        yield False
+        yield None
     elif tree.kind is torch.Tensor:
-        yield from (True for _ in tree.children)
+        yield from (tensor_form(tree) for _ in tree.children)
     else:
         for child in tree.children:
-            yield from sparse_leaves(child)
+            yield from tensor_forms(child)
 
 
 def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
@@ -269,10 +282,8 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
             f"argument {path} is {_form(got)} of another class of that name than the graph was built for"
         )
     if expected.keys != got.keys and got.kind is torch.Tensor:
-        sparse = (
-            f"a {form} tensor {form.size}" for form in (SparseForm(*got.keys), SparseForm(*expected.keys))
-        )
-        return misfit_text(f"argument {path} is", *sparse) or f"argument {path} is coalesced, or no longer is"
+        forms = (_tensor_text(tensor_form(item)) for item in (got, expected))
+        return misfit_text(f"argument {path} is", *forms) or f"argument {path} is coalesced, or no longer is"
     if (expected.keys, expected.exact_keys) != (got.keys, got.exact_keys):
         return misfit_text(f"argument {path} has the keys", _keys(got), _keys(expected)) or (
             f"argument {path} has other keys than the graph was built for, which read the same: {_keys(got)}"
@@ -288,7 +299,9 @@ def child_paths(tree: Tree, path: str) -> Iterator[str]:
     """The path of each child of a form, as the user would write it."""
     assert tree.kind is not None, "a leaf has no children"
     if tree.kind is torch.Tensor:
-        yield from (f"{path}.{name}()" for name in PARTS[tree.keys[0]])
+        form = tensor_form(tree)
+        names = ("to_local",) if isinstance(form, ShardForm) else PARTS[form.layout]
+        yield from (f"{path}.{name}()" for name in names)
         return
     if tree.kind is Attributed:
         yield path
@@ -302,6 +315,10 @@ def child_paths(tree: Tree, path: str) -> Iterator[str]:
             yield f"{path}[{_quoted(tree.keys[index])}]"
         else:
             yield f"{path}.{tree.keys[index]}"
+
+
+def _tensor_text(form: SparseForm | ShardForm) -> str:
+    return str(form) if isinstance(form, ShardForm) else f"a {form} tensor {form.size}"
 
 
 def _form(tree: Tree) -> str:

@@ -308,7 +308,7 @@ def test_what_has_no_effect_says_so() -> None:
             "set_zero_redundancy_optimizer_mode is not here",
             "enable_zero",
         ),
-        (lambda config: config.enable_auto_parallel(), "one process", "leave it out"),
+        (lambda config: config.enable_auto_parallel(), "nothing searches", "enable_zero()"),
         (lambda config: config.proto, "protobuf", "leave it out"),
     ],
 )

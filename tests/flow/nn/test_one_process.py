@@ -1,4 +1,4 @@
-"""What OneFlow spreads over processes: in one process it changes no numbers, and more processes are refused."""
+"""What OneFlow spreads over processes: in one process it changes no numbers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_one_of_several_processes_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     for ask in asking:
         with pytest.raises(DistributedError) as caught:
             ask()
-        check_told(caught.value, "started 2 processes", hint="start the script by itself")
+        check_told(caught.value, "started 2 processes", "MASTER_ADDR", hint="torchrun")
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("ranks", [0, [0], [[0]], range(1)])
+@pytest.mark.parametrize("ranks", [0, [0], range(1), {0: [0]}])
 def test_placements_of_the_one_process(ranks: Any) -> None:
     placed = flow.placement("cpu", ranks=ranks)
     assert placed == CPU
@@ -56,6 +56,13 @@ def test_placements_of_more_processes_are_refused(ranks: Any) -> None:
         flow.placement("cpu", ranks=ranks)
     others = "3" if ranks == 3 else "1"
     check_told(caught.value, f"placement('cpu', {ranks})", others, "one process, of rank 0", hint="ranks=[0]")
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0], [[0], [0, 1]], [[0], 0], {1: [0]}])
+def test_ranks_that_are_no_mesh_are_refused(ranks: Any) -> None:
+    with pytest.raises(DistributedError) as caught:
+        flow.placement("cpu", ranks=ranks)
+    check_told(caught.value, hint="ranks=[0, 1")
 
 
 @pytest.mark.every_case
@@ -88,19 +95,28 @@ def test_signatures_print_and_compare() -> None:
     assert flow.sbp.split(0) == flow.sbp.split(0) != flow.sbp.split(1)
     assert flow.sbp.broadcast() == flow.sbp.broadcast
     assert [str(item) for item in (flow.sbp.split(2), flow.sbp.broadcast, flow.sbp.partial_sum)] == [
-        "flow.sbp.split(dim=2)",
-        "flow.sbp.broadcast",
-        "flow.sbp.partial_sum",
+        "sbp.split(dim=2)",
+        "sbp.broadcast",
+        "sbp.partial_sum",
     ]
-    assert str(CPU) == "flow.placement(type='cpu', ranks=[0])"
+    assert str(CPU) == 'placement(type="cpu", ranks=[0])'
+    assert (CPU.ranks, CPU.hierarchy) == ([0], (1,))
 
 
-def test_methods_of_tensors_are_not_there() -> None:
-    """Tensors and modules are PyTorch's: the functions take their place."""
-    for owner in (torch.ones(1), net()):
-        for name in ("to_global", "to_local"):
-            with pytest.raises(AttributeError, match=name):
-                getattr(owner, name)
+def test_methods_of_tensors_and_modules_change_nothing() -> None:
+    x, model = torch.ones(1), net()
+    assert x.to_global(placement=CPU, sbp=flow.sbp.broadcast) is x.to_local() is x
+    assert model.to_global(placement=CPU, sbp=flow.sbp.broadcast) is model.to_local() is model
+    assert (x.is_global, x.is_local) == (False, True)
+    for name in ("placement", "sbp"):
+        with pytest.raises(DistributedError, match=f"this process alone has no {name}"):
+            getattr(x, name)
+
+
+def test_factories_move_to_the_device_of_a_placement() -> None:
+    made = flow.ones(2, 3, placement=flow.placement("meta", [0]), sbp=flow.sbp.split(0), requires_grad=True)
+    assert (made.device.type, made.shape, made.requires_grad) == ("meta", (2, 3), True)
+    assert_same(torch.arange(3), flow.arange(3))
 
 
 def test_collectives_of_one_process_add_nothing() -> None:

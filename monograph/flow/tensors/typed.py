@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from monograph.compat.distributed.tensors import is_sharded
+
 _Meta: Any = type(torch.Tensor)
 
 
@@ -109,6 +111,8 @@ def set_default_tensor_type(kind: Any) -> None:
 def let_scripts_read_histories() -> None:
     """Let `x.numpy()` give the values of a tensor that requires gradients, to scripts that use `monograph.flow`.
 
+    Of a tensor that processes share, all of it.
+
     A method of torch.Tensor has to be replaced for it: that is the class of every tensor, also of those that scripts get
     from modules and operators, none of which asks who calls. The replacement is PyTorch's own where no error comes.
     PyTorch's error stays for everybody else, and nothing else changes.
@@ -119,6 +123,8 @@ def let_scripts_read_histories() -> None:
 
 def _numpy(plain: Any) -> Any:
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        if is_sharded(self) and _uses_flow(sys._getframe(1)):
+            self = self.full_tensor()  # type: ignore[attr-defined]
         try:
             return plain(self, force=force)
         except RuntimeError:

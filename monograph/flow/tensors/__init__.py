@@ -1,0 +1,1 @@
+"""Tensors where OneFlow and PyTorch part, and those that processes share, with the processes that do."""
