@@ -35,7 +35,7 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
     if not plain:
         return
     made: dict[int, Any] = {}
-    mesh = mesh_of_all(plain[0][2].device.type, ZERO_DIM)
+    mesh = _mesh(plain[0][2], settings)
 
     def part(tensor: torch.Tensor) -> Any:
         made = part_laid_out(tensor.detach(), mesh, is_split=_is_split(tensor, zero))
@@ -62,7 +62,7 @@ def shard_state(owned: Owned, settings: Settings) -> None:
             for key, entry in entries.items():
                 if isinstance(entry, torch.Tensor) and not is_sharded(entry) and entry.shape == owner.shape:
                     made = part_laid_out(
-                        entry.detach(), part.device_mesh, is_split=bool(part.placements[0].is_shard())
+                        entry.detach(), part.device_mesh, is_split=bool(part.placements[-1].is_shard())
                     )
                     entries[key] = made.clone(memory_format=torch.contiguous_format)
 
@@ -75,11 +75,19 @@ def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for _, _, parameter in _places(owned):
         if not is_sharded(parameter) and id(parameter) not in found:
-            mesh = mesh_of_all(parameter.device.type, ZERO_DIM)
+            mesh = _mesh(parameter, settings)
             found[id(parameter)] = part_laid_out(
                 parameter.detach(), mesh, is_split=_is_split(parameter, zero)
             )
     return found
+
+
+def _mesh(parameter: torch.Tensor, settings: Settings) -> Any:
+    """The processes with copies of a parameter: those along the last dimension share the work."""
+    mesh = None if settings.data_parallel is None else settings.data_parallel.mesh
+    if (getattr(mesh, "mesh_dim_names", None) or ("",))[-1] == ZERO_DIM:
+        return mesh
+    return mesh_of_all(parameter.device.type, ZERO_DIM)
 
 
 def _is_split(tensor: torch.Tensor, zero: Zero) -> bool:
@@ -110,4 +118,4 @@ def _in_optimizers(owned: Owned, made: dict[int, Any], part: Any) -> None:
 def is_of_zero(parameter: object) -> bool:
     """True for a parameter that a graph has laid out itself."""
     names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None)
-    return is_sharded(parameter) and names == (ZERO_DIM,)
+    return is_sharded(parameter) and names is not None and names[-1] == ZERO_DIM

@@ -27,7 +27,12 @@ def counted() -> Iterator[list[Sent]]:
 
 def payload(sent: Sequence[Sent], size: int) -> int:
     """The bytes that a process sends around a ring of so many: twice for a sum, once for all else."""
-    times = {"all_reduce": 2 * (size - 1), "all_gather": size - 1, "reduce_scatter": size - 1, "broadcast": size - 1}
+    times = {
+        "all_reduce": 2 * (size - 1),
+        "all_gather": size - 1,
+        "reduce_scatter": size - 1,
+        "broadcast": size - 1,
+    }
     return sum(-(-times[name] * nbytes // size) for name, nbytes in sent)
 
 
@@ -42,7 +47,7 @@ class _Counting(dist.ProcessGroup):
     def rank(self) -> int:
         return self._number[0]
 
-    def getBackendName(self) -> str:  # noqa: N802  # the name that torch asks for
+    def getBackendName(self) -> str:  # the name that torch asks for
         return "counting"
 
     @property
@@ -106,6 +111,4 @@ def count_from_now_on() -> None:
         return _Counting(inner, given, of_rank, of_size)
 
     dist.Backend.register_backend("counting", made, devices=["cpu"])
-    dist.init_process_group(
-        "counting", store=dist.PrefixStore("counting", store), rank=rank, world_size=size
-    )
+    dist.init_process_group("counting", store=dist.PrefixStore("counting", store), rank=rank, world_size=size)
