@@ -81,6 +81,7 @@ MEMBERS = {
     "max_batch",
     "memory",
     "name",
+    "plan",
     "probes",
     "profile",
     "prove_resume",

@@ -14,7 +14,12 @@ _ANY_GROUP: Final = "undefined"  # what torch says of a group that nobody has de
 
 def num_processes() -> int:
     """How many processes there are that have found each other; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if has_group() else 1
+
+
+def has_group() -> bool:
+    """True in a process that belongs to a process group."""
+    return bool(dist.is_available() and dist.is_initialized())
 
 
 def whole_group() -> Any:

@@ -44,6 +44,11 @@ def check_ranks(ranks: Mapping[int, RankProgram]) -> None:
             raise DistributedError(message, where=error.where, hint=error.hint) from error
         sizes = {name: len(members) for name, members in item.groups.items()}
         steps[rank] = RankSteps(steps_of(item.program, partial(_size_of, sizes)), item.groups)
+    check_together(steps)
+
+
+def check_together(steps: Mapping[int, RankSteps]) -> None:
+    """Raise DistributedError if ranks that run these steps would not agree, or wait for each other for ever."""
     check_agreed(steps)
     acted_out(steps)
 

@@ -35,7 +35,7 @@ class Mesh:
         return " x ".join(self.names[dim] for dim in self.along(ranks)) or self.names[-1]
 
     def like(self, ranks: Sequence[int], rank: int) -> tuple[int, ...]:
-        """The ranks of the group of `rank` that lies in the mesh as these lie."""
+        """The ranks of the group of `rank` along the dimensions along which these differ."""
         fixed = set(range(len(self.sizes))) - set(self.along(ranks))
         own = self._coordinates(rank)
         wanted = [{own[dim]} if dim in fixed else range(size) for dim, size in enumerate(self.sizes)]

@@ -178,7 +178,7 @@ class _Stage:
         while rank.place < len(events):
             event = events[rank.place]
             if isinstance(event, Wait):
-                exchanges = rank.open.get(event.key, [])
+                exchanges = rank.open[event.key]
                 if any(item.done is None for item in exchanges):
                     break
                 rank.now = max([rank.now, *(item.done or 0.0 for item in exchanges)])
@@ -202,6 +202,7 @@ class _Stage:
         if exchange is None:
             missing = set(members) & self._present
             exchange = self._exchanges[members, number] = _Exchange(seconds, missing)
+        rank.open[event.key] = [exchange]
         self._arrive(rank, exchange, members)
 
     def _arrive(self, rank: _Rank, exchange: _Exchange, way: object) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
 from typing import Any, Final
 
+import torch
 from torch import fx
 
 from monograph.compat.distributed.ops import communicates, waits
@@ -21,6 +22,7 @@ from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 
 _NONE: Final = frozenset[str]()
+_COPY: Final = torch.ops.aten.copy.default
 _KEPT_ALIKE: Final = (Role.PARAM, Role.OPTIM, Role.EMA, Role.SCALER)
 _SUMS: Final = ("all_reduce", "all_reduce_coalesced")
 _SCATTERS: Final = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
@@ -46,6 +48,7 @@ class Known:
 
 
 Several = Known | tuple[Any, ...]  # of an op with several results one for each
+Fact = tuple[Known, int]  # of a value of so many elements
 
 
 def check_awaited(program: Program) -> None:
@@ -161,6 +164,8 @@ def _made(node: fx.Node, known: Mapping[fx.Node, Several]) -> Several:
         return source if isinstance(source, Known) else source[node.args[1]]
     if communicates(node.target) and not waits(node.target):
         return _communicated(node, _all_of(node.all_input_nodes, known))
+    if node.target is _COPY:  # nothing is left of what it is written over
+        return known[node.args[1]]  # type: ignore[index]
     described = value(node)
     if not isinstance(described, tuple):
         return _reduced(node, described, known)
@@ -169,39 +174,55 @@ def _made(node: fx.Node, known: Mapping[fx.Node, Several]) -> Several:
 
 def _listed(node: fx.Node, described: tuple[Any, ...], known: Mapping[fx.Node, Several]) -> Several:
     """Of an op on lists, what each of its results comes of: the items at its place, and what is no list."""
+    arguments = [*node.args, *node.kwargs.values()]
     lengths = {len(item) for item in described if isinstance(item, tuple)} or {len(described)}
-    lists = [item for item in (*node.args, *node.kwargs.values()) if isinstance(item, (list, tuple))]
-    if len(lengths) != 1 or not any(len(item) in lengths for item in lists):
+    length = max(lengths)
+    if len(lengths) > 1 or all(_length(item) != length for item in arguments):
         return _all_of(node.all_input_nodes, known)
-    (length,) = lengths
+    lists = [item for item in described if isinstance(item, tuple)]
     found = []
     for place in range(length):
-        at_place: list[Any] = [
-            item[place] if isinstance(item, (list, tuple)) and len(item) == length else item
-            for item in (*node.args, *node.kwargs.values())
-        ]
-        nodes: list[fx.Node] = []
-        fx.map_arg(at_place, nodes.append)
-        own = [item for item in described if isinstance(item, tuple)]
-        made = tuple(item[place] for item in own) if own else described[place]
-        found.append(_less(_all_of(nodes, known), nodes, made, known))
-    if not any(isinstance(item, tuple) for item in described):
-        return tuple(found)
-    return tuple(tuple(found) if isinstance(item, tuple) else Known() for item in described)
+        given = [fact for item in arguments for fact in _facts(item, place, length, known)]
+        made = tuple(item[place] for item in lists) if lists else described[place]
+        found.append(_less(given, made))
+    return tuple(tuple(found) for _ in described) if lists else tuple(found)
+
+
+def _length(item: Any) -> int:
+    """The number of items in a list, or in the lists that a node makes; -1 for anything else."""
+    described = value(item) if isinstance(item, fx.Node) else item
+    return len(described) if isinstance(described, (list, tuple)) else -1
+
+
+def _facts(item: Any, place: int, length: int, known: Mapping[fx.Node, Several]) -> Iterator[Fact]:
+    """What is known of an argument, of a list of that length of what is at a place."""
+    if isinstance(item, fx.Node):
+        several, described = known.get(item, Known()), value(item)
+        if _length(item) == length and isinstance(described, tuple):
+            at_place = _one(several if isinstance(several, Known) else several[place])
+            yield at_place, _numel(described[place])
+        else:
+            yield _one(several), _numel(described)
+    elif isinstance(item, (list, tuple)):
+        for inner in [item[place]] if len(item) == length else item:
+            yield from _facts(inner, 0, -1, known)
 
 
 def _reduced(node: fx.Node, described: Any, known: Mapping[fx.Node, Several]) -> Known:
-    all_known = _all_of(node.all_input_nodes, known)
-    return all_known if is_view(node) else _less(all_known, node.all_input_nodes, described, known)
+    if is_view(node):
+        return _all_of(node.all_input_nodes, known)
+    return _less(
+        [(_one(known[item]), _numel(value(item))) for item in node.all_input_nodes if item in known],
+        described,
+    )
 
 
-def _less(
-    all_known: Known, nodes: Iterable[fx.Node], described: Any, known: Mapping[fx.Node, Several]
-) -> Known:
+def _less(given: Sequence[Fact], described: Any) -> Known:
     """A number that is made of many of a part lacks those of the other parts."""
     made = _numel(described)
-    lost = [parts for item in nodes if (parts := _one(known[item]).parts) and made < _numel(value(item))]
-    return replace(all_known, lacks=frozenset(all_known.lacks.union(*lost)))
+    together = reduce(Known.__or__, (fact for fact, _ in given), Known())
+    lost = [fact.parts for fact, numel in given if made < numel]
+    return replace(together, lacks=together.lacks.union(*lost))
 
 
 def _numel(described: Any) -> int:
