@@ -12,11 +12,15 @@ from monograph.errors import DefinitionError
 
 
 class Holder(Protocol):
-    """What holds blocks: it knows which modules are computed again in backward."""
+    """What holds blocks: it knows which modules are computed again in backward, and which are in which stage."""
 
     def is_checkpointed(self, path: str) -> bool: ...
 
     def set_checkpointed(self, path: str, mode: bool) -> None: ...
+
+    def stage_of(self, path: str) -> int | None: ...
+
+    def set_stage(self, path: str, stage: int | None) -> None: ...
 
 
 class GraphModule:
@@ -44,6 +48,29 @@ class GraphModule:
                 hint="set it on a block of the graph: self.model.to(mg.GraphModule)",
             )
         self.holder.set_checkpointed(self.name, bool(mode))
+
+    @property
+    def stage_id(self) -> int | None:
+        """The stage of a pipeline that the module is in; None if it was not set."""
+        return None if self.holder is None else self.holder.stage_of(self.name)
+
+    def set_stage(self, stage_id: int | None = None, placement: Any = None) -> None:
+        """Say in which stage of a pipeline the module is, with all inside of it that has no stage of its own.
+
+        Where there are several processes and `config.set_gradient_accumulation_steps()`, each runs its stages; one process runs
+        all, and nothing changes. The schedule says which process has which stage, whatever the `placement`. The next call makes a
+        build. Raises DefinitionError for what is no stage.
+        """
+        if stage_id is not None and (type(stage_id) is not int or stage_id < 0):
+            raise DefinitionError(
+                f"set_stage({stage_id!r}): a stage is a whole number from 0 on", hint="set_stage(0)"
+            )
+        if self.holder is None:
+            raise DefinitionError(
+                f"set_stage({stage_id!r}) of {self.name}: this block belongs to no graph",
+                hint="set it on a block of the graph: self.model.to(mg.GraphModule)",
+            )
+        self.holder.set_stage(self.name, stage_id)
 
     def __repr__(self) -> str:
         return f"(GraphModule:{self.name}({type(self.module).__name__}))"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.pipelining import SCHEDULES
 from monograph.errors import ConfigError, DefinitionError
 from monograph.padding.declaration import Buckets, checked
 from monograph.padding.tally import Padding
@@ -125,6 +126,24 @@ class GraphConfig:
                 hint="pass an int from 0 on",
             )
         self.settings = replace(self.settings, zero=Zero(stage, shard_min_size) if _switch(mode) else None)
+
+    def set_pipeline_schedule(self, name: str) -> None:
+        """Choose the order in which several processes take micro-batches through stages, by the name that torch has for it.
+
+        Modules are in stages by `block.to(mg.GraphModule).set_stage(...)`; in one process that changes nothing. "GPipe" and "1F1B"
+        take one stage for each process, "Interleaved1F1B", "LoopedBFS" and "InterleavedZeroBubble" several, "ZBVZeroBubble" and
+        "DualPipeV" two, the first and the last stage on the first process. Raises ConfigError for another name.
+
+        >>> config = GraphConfig()
+        >>> config.set_pipeline_schedule("GPipe")
+        >>> config.settings.pipeline_schedule
+        'GPipe'
+        """
+        if name not in SCHEDULES:
+            raise ConfigError(
+                f"set_pipeline_schedule({name!r})", hint=f"choose one of {', '.join(SCHEDULES)}"
+            )
+        self.settings = replace(self.settings, pipeline_schedule=name)
 
     def enable_pass(self, name: str, mode: bool = True) -> None:
         """Switch a pass on or off, whatever the backend does by itself; docs/passes.md lists them."""

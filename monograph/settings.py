@@ -88,6 +88,8 @@ class Settings:
     accumulation_steps: int = 1
     data_parallel: DataParallel | None = None
     zero: Zero | None = None
+    stages: tuple[tuple[str, int], ...] = ()  # of a pipeline: the paths of modules, and the stage of each
+    pipeline_schedule: str = "1F1B"
     passes: tuple[tuple[str, bool], ...] = ()  # those that were switched on or off, by name
     conv_heuristic_search: bool = False
     kernel_selection: bool | None = None  # None: on for compiled backends

@@ -26,6 +26,7 @@ from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.traced import AttributeValue, Traced
+from monograph.distributed.pipeline.bound import of_this_rank, pipeline_of
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import Between, BoundProgram, Number, Result
 from monograph.state.find import Owned, module_slots
@@ -52,6 +53,7 @@ class Captured(BoundProgram):
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
+    agreed: str  # what all ranks of a pipeline have in common; empty for any other step
     literals: frozenset[int]  # the ids of inputs that torch.tensor([...]) made in the trace
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -105,6 +107,11 @@ def _bound(
     step = traced.step
     for note in traced.notes:
         _LOGGER.warning("%s: %s", request.name, note)
+    mine = of_this_rank(
+        signature.program, pipeline_of(request.owned, modules, request.settings), request.call
+    )
+    writes = (*traced.left.moving, *traced.left.made)
+    mine.check_writes(writes)
     idle = {
         registered.name
         for registered in request.owned.optimizers
@@ -118,11 +125,21 @@ def _bound(
     }
     places = tuple(place for place, _ in own)
     return Captured(
-        program=signature.program,
-        guards=_guards(request, modules, traced, signature, sources, tensors, idle, places, bound),
-        sources=tuple(item.source for item in step.inputs.items if item.source != Between()),
-        targets=signature.targets,
-        writes=(*traced.left.moving, *traced.left.made),
+        program=mine.program,
+        guards=_guards(
+            request,
+            modules,
+            traced,
+            replace(signature, program=mine.program, conditions=mine.conditions(signature.conditions)),
+            sources,
+            tensors,
+            idle,
+            places,
+            bound,
+        ),
+        sources=mine.sources(item.source for item in step.inputs.items if item.source != Between()),
+        targets=mine.targets(signature.targets),
+        writes=writes,
         results=signature.results,
         result_tree=step.side_effects.result_tree,
         changes=signature.changes,
@@ -134,9 +151,10 @@ def _bound(
         effects=step.effects,
         grown=(*step.objects.grown.found, *step.objects.stored.found),
         put_again=traced.left.put_again,
-        unraised=signature.unraised,
+        unraised=mine.conditions(signature.unraised),
         fixed=signature.fixed,
         own=places,
+        agreed=mine.agreed,
         literals=frozenset([id(step.inputs.items[position].real) for position in step.literals]),
         undo=undo,
     )

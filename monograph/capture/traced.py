@@ -79,7 +79,8 @@ def trace_step(
         raise not_repeatable(changed[0])
     check_strict(step)
     notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
-    notes = [*notes, *about_lonely(recording.graph.graph, request.owned, step.replicas)]
+    is_pipeline = bool(request.settings.stages)
+    notes += about_lonely(recording.graph.graph, request.owned, step.replicas, is_pipeline=is_pipeline)
     once = [*step.effects.once, *(write.about for write in left.made)]
     return Traced(step, recording.graph, left, once, notes)
 

@@ -17,9 +17,11 @@ from monograph.state.find import Owned
 _GROUP = "group_name"
 
 
-def about_lonely(graph: fx.Graph, owned: Owned, replicas: Sequence[Replica]) -> list[str]:
+def about_lonely(
+    graph: fx.Graph, owned: Owned, replicas: Sequence[Replica], *, is_pipeline: bool
+) -> list[str]:
     """What to say of a training step that is one of several, and shares nothing with them."""
-    shares = replicas or any(communicates(node.target) for node in graph.nodes)
+    shares = replicas or is_pipeline or any(communicates(node.target) for node in graph.nodes)
     if shares or not owned.optimizers or num_processes() == 1:
         return []
     return [

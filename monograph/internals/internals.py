@@ -33,7 +33,7 @@ from monograph.internals.misfit import refusal
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
 from monograph.internals.sizes_of_one import NotPermitted, Served, capture_unless_served
-from monograph.internals.together import Together, prepare
+from monograph.internals.together import Together, prepare, sizes_vary
 from monograph.internals.upgrades import Upgrades, can_wait
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
@@ -227,7 +227,7 @@ class Internals:
         check_declared(call, sizes)
         while True:
             declared = cache.declared(call, sizes)
-            by_names = declared or cache.varied(call, sizes=self.settings.dynamic)
+            by_names = declared or cache.varied(call, sizes=sizes_vary(self.settings))
             if by_names is None:
                 return self._served_or_made(call, reason, stays)
             permitted = self._permitted(by_names, reason)
@@ -246,7 +246,8 @@ class Internals:
 
     def _served_or_made(self, call: Call, reason: Reason, stays: str) -> Build:
         """The build for all sizes, if it makes the step for sizes of one too, or a new one, which is rarely used."""
-        by_names, candidates = self.cache.serving_but_for_ones(call) if self.settings.dynamic else (call, [])
+        may_vary = sizes_vary(self.settings)
+        by_names, candidates = self.cache.serving_but_for_ones(call) if may_vary else (call, [])
         if not candidates:
             return self.make_build(call, reason, stays)
         reason = reason.advised(advice(reason, call, stays))

@@ -178,6 +178,16 @@ class Registry:
         checkpointed = tuple(sorted([*others, path] if mode else others))
         self.config.settings = replace(self.config.settings, checkpointed=checkpointed)
 
+    def stage_of(self, path: str) -> int | None:
+        """The stage of the module at this path; None if it was not set."""
+        return dict(self.config.settings.stages).get(path)
+
+    def set_stage(self, path: str, stage: int | None) -> None:
+        """Say which it is."""
+        stages = {other: found for other, found in self.config.settings.stages if other != path}
+        stages |= {} if stage is None else {path: stage}
+        self.config.settings = replace(self.config.settings, stages=tuple(sorted(stages.items())))
+
     def forget_module(self, name: str) -> None:
         """An attribute is set or deleted: if it was a module, the graph holds that no longer."""
         if is_block(vars(self.graph).get(name)):

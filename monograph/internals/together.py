@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -12,14 +12,18 @@ from torch import nn
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
-from monograph.compat.distributed.groups import group_named, whole_group
+from monograph.compat.distributed.groups import group_named, num_processes, whole_group
 from monograph.compiler import Build
 from monograph.distributed.buffers import begin_alike
+from monograph.distributed.pipeline.bound import pipeline_of
+from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.replicas import Replica, replicas_of
 from monograph.distributed.whole_parameters import check_sharded
 from monograph.distributed.zero import shard_parameters, shard_state
 from monograph.errors import NonfiniteError
 from monograph.ir.meta import form
+from monograph.settings import Settings
+from monograph.state.find import Owned
 
 if TYPE_CHECKING:
     from monograph.distributed.agreement import Agreement, Signature
@@ -41,26 +45,38 @@ class Together:
         Raises DistributedError if a process has other parameters, buffers or optimizers.
         """
         owned = request.owned
-        replicas = replicas_of(owned, owned.named_modules(), request.settings)
+        modules = owned.named_modules()
+        if (pipeline := pipeline_of(owned, modules, request.settings)) is not None:
+            self._begin_pipeline(request, pipeline)
+            return
+        replicas = replicas_of(owned, modules, request.settings)
         new = [item for item in replicas if item.size > 1 and item.module not in self.alike]
         if new:
             lines = [line for item in new for line in _described(item)]
-            lines += [
-                f"optimizer {type(item.optimizer).__name__} of {len(item.parameters)} tensors"
-                for item in owned.optimizers
-            ]
+            lines += _optimizers(owned)
             groups = {item.group for item in new}
             self._agreed_on(request.name, groups).ranks.agree(
                 "\n".join(lines), "to begin with the same state"
             )
         begin_alike(replicas, self.alike)
 
+    def _begin_pipeline(self, request: Request, pipeline: Pipeline) -> None:
+        new = [module for module in request.owned.modules.values() if module not in self.alike]
+        if new:
+            lines = [pipeline.text, *_parameters(request.owned.modules), *_optimizers(request.owned)]
+            self._agreed_on(request.name, {pipeline.group}).ranks.agree(
+                "\n".join(lines), "to begin a pipeline"
+            )
+            self.alike.update(new)
+
     def run(self, name: str, build: Build, steps: int, step: Callable[[], T]) -> T:
         """Run a step of a build. Raises DistributedError in every process if one is gone, late, or takes another step."""
         signature = self._signatures.get(build.number)
         if signature is None:
             signature = self._signatures[build.number] = _agreement().signature_of(
-                (op for part in build.plan.program.programs for op in part.ops()), tensor_of=form
+                (op for part in build.plan.program.programs for op in part.ops()),
+                tensor_of=form,
+                agreed=build.captured.agreed,
             )
         groups = dict.fromkeys(item.group for item in signature.collectives)
         with self._agreed_on(name, groups).step(steps, build.number, signature):
@@ -80,6 +96,11 @@ class Together:
         return self._agreements[of]
 
 
+def sizes_vary(settings: Settings) -> bool:
+    """True if sizes vary by themselves from the second one on; not in a pipeline, whose ranks send sizes that are numbers."""
+    return settings.dynamic and not (settings.stages and num_processes() > 1)
+
+
 def prepare(request: Request, together: Together) -> None:
     """Make the modules of a request ready."""
     with handlers_heard(), handlers_held_back():
@@ -95,5 +116,17 @@ def _agreement() -> Any:
 
 
 def _described(replica: Replica) -> Iterator[str]:
-    for path, tensor in (*replica.module.named_parameters(), *replica.module.named_buffers()):
-        yield f"{replica.path}.{path}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return _parameters({replica.path: replica.module})
+
+
+def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    for place, module in modules.items():
+        for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+            yield f"{place}.{path}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _optimizers(owned: Owned) -> list[str]:
+    return [
+        f"optimizer {type(item.optimizer).__name__} of {len(item.parameters)} tensors"
+        for item in owned.optimizers
+    ]

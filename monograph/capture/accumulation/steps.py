@@ -144,7 +144,7 @@ class _Writer:
         if port.role is Role.USER:
             self._warn_if_no_batch(described)
         return self._node(
-            torch.ops.aten.cat.default, (items,), f"joined_{name}", _joined(described, self.steps)
+            torch.ops.aten.cat.default, (items,), f"joined_{name}", joined(described, self.steps)
         )
 
     def _warn_if_no_batch(self, result: TensorMeta) -> None:
@@ -185,7 +185,7 @@ class _Writer:
 
     def _add_gradients(self, call: fx.Node, name: str) -> None:
         """As autograd does: the first gradient of a parameter is taken as it is, later ones are added in order."""
-        for first, paths in _rounds(self.accumulate.outputs):
+        for first, paths in rounds(self.accumulate.outputs):
             taken = slice(first, first + len(paths))
             if self.total is not None and paths != self.summed:
                 self._add_some(call, first, paths, name)
@@ -225,7 +225,7 @@ class _Writer:
         return node
 
 
-def _joined(part: TensorMeta, count: int) -> TensorMeta:
+def joined(part: TensorMeta, count: int) -> TensorMeta:
     """What `cat` makes of `count` such tensors: the layout of the result is its choice.
 
     It keeps the order in which images are in memory, and no other.
@@ -241,7 +241,7 @@ def _joined(part: TensorMeta, count: int) -> TensorMeta:
     return replace(tensor_meta(torch.cat([example] * count)), device=part.device)
 
 
-def _rounds(outputs: Sequence[Port]) -> Iterator[tuple[int, list[str]]]:
+def rounds(outputs: Sequence[Port]) -> Iterator[tuple[int, list[str]]]:
     """The gradients among the outputs of a micro-step, one round for each time that backward() left some.
 
     Gives the position of the first of a round, and their paths; no path is twice in one round.

@@ -21,11 +21,13 @@ from monograph.compat.symbolic_numbers import is_symbolic, symbol_name
 from monograph.errors import DataDependentError
 from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
 from monograph.ir.graph_signature import Number, Source
-from monograph.ir.meta import forget_torch_meta, needed_by, origin
+from monograph.ir.meta import forget_torch_meta, needed_by, origin, output_nodes
 from monograph.ir.port import Role
 from monograph.sizes.place import SizePlace
 
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
+_INPUT = re.compile(r"\bi\[(\d+)\]")
+_NUMBER = re.compile(r"\bn\[(\d+)\]")
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
 
 
@@ -48,6 +50,28 @@ class ReadOut:
     positions: tuple[int, ...]
     module: fx.GraphModule
 
+    def read(self) -> list[frozenset[int]]:
+        """For each number the positions of the inputs that it is computed from."""
+        places = dict(zip(self.module.graph.find_nodes(op="placeholder"), self.positions, strict=True))
+        return [
+            frozenset(places[node] for node in needed_by([item]) if node in places)
+            for item in output_nodes(self.module.graph)
+        ]
+
+    def some(self, numbers: Sequence[int], moved: Mapping[int, int]) -> ReadOut:
+        """Some of the numbers, of inputs that are at other positions."""
+        items = [output_nodes(self.module.graph)[number] for number in numbers]
+        needed, graph, copies = needed_by(items), fx.Graph(), dict[fx.Node, fx.Node]()
+        positions = iter(self.positions)
+        kept = []
+        for node in self.module.graph.nodes:
+            position = next(positions) if node.op == "placeholder" else None
+            if node in needed:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                kept += [] if position is None else [moved[position]]
+        graph.output(tuple(copies[item] for item in items))
+        return ReadOut(tuple(kept), fx.GraphModule(self.module, graph))
+
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         with torch.no_grad(), without_autocast(), nothing_drawn(self.module.graph.nodes):
             numbers: Sequence[Any] = self.module(*[inputs[position] for position in self.positions])
@@ -67,7 +91,7 @@ class Conditions:
 
     def are_about(self, sources: Sequence[Source], groups: Collection[int]) -> bool:
         """True if all they look at are numbers in param groups, by the ids of these; `sources` are the inputs."""
-        positions = {int(found) for text in self.texts for found in re.findall(r"\bi\[(\d+)\]", text)}
+        positions = {int(found) for text in self.texts for found in _INPUT.findall(text)}
         return self.read_out is None and all(
             type(source) is Number and id(source.container) in groups
             for source in map(sources.__getitem__, positions)
@@ -87,6 +111,40 @@ class Conditions:
             texts=(*self.texts, *new),
             _checks=(*self._checks, *map(_compiled, new)),
             _check=_together((*self.texts, *new)),
+        )
+
+    def over(self, positions: Sequence[int], state: Collection[int]) -> Conditions:
+        """Those for a program that has only the inputs at these positions, in this order: others are about state it has not.
+
+        `state` are the positions of all inputs that are state. Raises LookupError, with its text, for a condition about both.
+        """
+        moved = {position: index for index, position in enumerate(positions)}
+        numbers = [] if self.read_out is None else self.read_out.read()
+        kept, read = list[int](), set[int]()
+        for index, text in enumerate(self.texts):
+            known = {int(found) for found in _INPUT.findall(text)}
+            used = {int(found) for found in _NUMBER.findall(text)}
+            known |= {position for number in used for position in numbers[number]}
+            if known.issubset(moved):
+                kept.append(index)
+                read |= used
+            elif known & moved.keys() & set(state):
+                raise LookupError(self.about[index])
+        order = {number: place for place, number in enumerate(sorted(read))}
+        texts = [
+            _NUMBER.sub(
+                lambda found: f"n[{order[int(found[1])]}]",
+                _INPUT.sub(lambda found: f"i[{moved[int(found[1])]}]", self.texts[index]),
+            )
+            for index in kept
+        ]
+        return replace(
+            self,
+            about=tuple(self.about[index] for index in kept),
+            texts=tuple(texts),
+            read_out=self.read_out.some(list(order), moved) if self.read_out is not None and order else None,
+            _checks=tuple(map(_compiled, texts)),
+            _check=_together(texts),
         )
 
     def hold(self, inputs: Sequence[Any]) -> bool:

@@ -22,6 +22,11 @@ def has_group() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
+def own_rank() -> int:
+    """The number of this process; 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 def whole_group() -> Any:
     """The group of all processes. There has to be one."""
     return dist.group.WORLD

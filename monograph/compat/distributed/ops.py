@@ -8,6 +8,8 @@ import torch
 
 _OpOverload = torch._ops.OpOverload  # as in compat/ops.py
 _COMMUNICATION = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d"})
+SEND_NAME, RECEIVE_NAME = "send", "receive"  # our own, from one rank to another
+_TRANSFERS = frozenset({f"monograph::{SEND_NAME}", f"monograph::{RECEIVE_NAME}"})
 _COPY_FIRST = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
 _MAKE_MEMORY = _COPY_FIRST | frozenset(
     f"{name}{coalesced}"
@@ -18,7 +20,16 @@ _MAKE_MEMORY = _COPY_FIRST | frozenset(
 
 def communicates(target: Any) -> bool:
     """True for ops that send to other processes, receive from them, or wait for that: all run, each once, in their order."""
-    return isinstance(target, _OpOverload) and target.namespace in _COMMUNICATION
+    return isinstance(target, _OpOverload) and (
+        target.namespace in _COMMUNICATION or target._schema.name in _TRANSFERS
+    )
+
+
+def transfers(target: Any) -> bool:
+    """True for ops by which one rank sends and another receives: the others of their group have no part in it."""
+    return communicates(target) and (
+        target._schema.name in _TRANSFERS or target._opname in ("isend", "irecv", "batch_p2p_ops")
+    )
 
 
 def waits(target: Any) -> bool:
@@ -41,6 +52,8 @@ def shown_by_collective(op: Any) -> tuple[frozenset[str], ...] | None:
     What: names of ops. Why: the schema of `wait_tensor` keeps silent about its result. Degraded path: what is sent or
     received may be anywhere.
     """
+    if op._schema.name in _TRANSFERS:
+        return (frozenset(),)
     if op.namespace != "_c10d_functional":
         return None
     if waits(op):

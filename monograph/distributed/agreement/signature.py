@@ -9,12 +9,10 @@ from typing import Any, Final
 
 from torch import fx
 
-from monograph.compat.distributed.ops import communicates
+from monograph.compat.distributed.ops import communicates, transfers, waits
 from monograph.compat.ops import named_arguments, packet_name
 from monograph.distributed.agreement.ranks import first_difference
 
-# what a rank does alone, and what one sends and another receives
-_NOT_COMPARED: Final = ("wait_tensor", "isend", "irecv", "batch_p2p_ops")
 _OF_OWN_SIZE: Final = ("all_to_all_single",)  # each rank gives as many rows as it likes
 
 
@@ -38,6 +36,7 @@ class Signature:
     """All collectives of a step. Batches of other sizes have the same one, unless what is sent depends on them."""
 
     collectives: tuple[Collective, ...] = ()
+    agreed: str = ""
     digest: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +46,7 @@ class Signature:
     @property
     def text(self) -> str:
         """A line for each, as others are shown it."""
-        return "\n".join(map(str, self.collectives))
+        return "\n".join([*map(str, self.collectives), *([self.agreed] if self.agreed else [])])
 
 
 def signature_of(
@@ -55,14 +54,16 @@ def signature_of(
     groups: Mapping[str, str] | None = None,
     *,
     tensor_of: Callable[[fx.Node], Any] = lambda node: node.meta["val"],
+    agreed: str = "",
 ) -> Signature:
     """The collectives among the nodes of a graph of `_c10d_functional` ops.
 
     `groups` renames groups: torch numbers them, and may do so differently on each rank. `tensor_of` gives the dtype and
-    the shape of what a node makes. What one rank sends and another receives is left out.
+    the shape of what a node makes. What one rank sends and another receives is left out: `agreed` says what ranks that do so have
+    in common.
     """
     found = [_collective(node, groups or {}, tensor_of) for node in nodes if _is_collective(node)]
-    return Signature(tuple(found))
+    return Signature(tuple(found), agreed)
 
 
 def difference(texts: Sequence[str]) -> tuple[list[int], str]:
@@ -72,7 +73,7 @@ def difference(texts: Sequence[str]) -> tuple[list[int], str]:
 
 
 def _is_collective(node: fx.Node) -> bool:
-    return communicates(node.target) and _name(node.target) not in _NOT_COMPARED
+    return communicates(node.target) and not (waits(node.target) or transfers(node.target))
 
 
 def _name(op: Any) -> str:

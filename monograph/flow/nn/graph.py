@@ -34,7 +34,6 @@ class GraphModule(mg.GraphModule):
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         super().__init__(name, module)
-        self._stage_id: int | None = None
         self._placement: Placement | None = None
 
     type = "MODULE"
@@ -46,20 +45,17 @@ class GraphModule(mg.GraphModule):
 
     def set_stage(self, stage_id: int | None = None, placement: Placement | None = None) -> None:
         """Say to which stage of a pipeline the module belongs. One process runs all stages, one after the other."""
-        if stage_id is not None and (type(stage_id) is not int or stage_id < 0):
-            raise DefinitionError(
-                f"set_stage({stage_id!r}): a stage is a whole number from 0 on", hint="set_stage(0)"
-            )
         if placement is not None and not isinstance(placement, Placement):
             raise DefinitionError(
                 f"set_stage() got a {_kind(placement)} as placement", hint='flow.placement("cpu", ranks=[0])'
             )
-        self._stage_id, self._placement = stage_id, placement
+        super().set_stage(stage_id)
+        self._placement = placement
 
     @property
     def stage_id(self) -> int | None:
         """The stage; None if it was not set."""
-        return self._stage_id
+        return super().stage_id
 
     @stage_id.setter
     def stage_id(self, value: int | None) -> None:
@@ -75,7 +71,7 @@ class GraphModule(mg.GraphModule):
 
     def __repr__(self) -> str:
         options = {
-            "stage_id": self._stage_id,
+            "stage_id": self.stage_id,
             "activation_checkpointing": self.activation_checkpointing or None,
         }
         shown = "".join(f"{key}={value}, " for key, value in options.items() if value is not None)

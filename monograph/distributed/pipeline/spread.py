@@ -1,0 +1,115 @@
+"""A step over micro-batches that is spread over ranks: which of them reads, makes and updates what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+from typing import Final
+
+from torch import fx
+
+from monograph.distributed.pipeline.cut import MicroBatch
+from monograph.distributed.pipeline.homes import is_scalar
+from monograph.distributed.pipeline.stages import Pipeline
+from monograph.distributed.pipeline.update import Update
+from monograph.ir.port import GRADIENTS, Port, Role
+from monograph.ir.program import Program
+
+STATE: Final = (Role.PARAM, Role.BUFFER, Role.OPTIM, Role.EMA, Role.SCALER)
+
+
+class Spread:
+    """A step over micro-batches, cut for all ranks."""
+
+    def __init__(self, program: Program, pipeline: Pipeline, split: Collection[str]) -> None:
+        """`program` calls `accumulate` for each micro-batch and then `update`; `split` are the paths of its batches."""
+        accumulate, update = program.parts
+        self.program, self.pipeline, self.split = program, pipeline, split
+        self.micro = MicroBatch(accumulate, pipeline)
+        self.ranks = pipeline.orders.ranks
+        self._gradients = {
+            port.path: self.ranks[self.micro.stage_of(item, port).stage]
+            for item, port in self.micro.placing.outputs
+            if port.role is Role.GRAD and isinstance(item, fx.Node)
+        }
+        self.update = Update(update, self.rank_of, pipeline.num_ranks)
+        self._inputs = {port.path: port for port in program.inputs}
+        self._early = {
+            (port.role, port.path): (item, port)
+            for item, port in self.micro.placing.outputs
+            if isinstance(item, fx.Node)
+        }
+
+    def rank_of(self, port: Port) -> int | None:
+        """The rank that a gradient is summed on, or that updates state; None for what all ranks have."""
+        if port.role is Role.GRAD:
+            return self._gradients.get(port.path)
+        if port.role in (Role.PARAM, Role.BUFFER):
+            return self._owner(port.path)
+        if port.role is Role.OPTIM:
+            return self._owner(port.path.partition("/")[2].rpartition("/")[0])
+        if port.role is Role.EMA:
+            return self._owner(port.path.partition("/")[2].replace("/", ".", 1))
+        return None
+
+    def _owner(self, path: str) -> int | None:
+        """The rank that a parameter or buffer belongs to: where its gradient is, where it changes, or where it is read first."""
+        if (found := self._gradients.get(f"{GRADIENTS}{path}")) is not None:
+            return found
+        stage = self.micro.changed.get(path)
+        if stage is None:
+            stage = self._first_reader.get(path)
+        if stage is None:
+            stage = self.pipeline.stage_of(path.rpartition(".")[0])
+        return None if stage is None else self.ranks[stage]
+
+    @cached_property
+    def _first_reader(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for stage in range(self.pipeline.num_stages):
+            for path in self.micro.read_by(stage):
+                found.setdefault(path, stage)
+        return found
+
+    # --- which rank has what -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def reads(self) -> tuple[frozenset[str], ...]:
+        """By rank the paths of the inputs that its micro-batches read."""
+        return tuple(map(self._read_by, range(self.pipeline.num_ranks)))
+
+    def _read_by(self, rank: int) -> frozenset[str]:
+        return frozenset(
+            path for stage in self.pipeline.orders.stages_of(rank) for path in self.micro.read_by(stage)
+        )
+
+    def maker(self, port: Port) -> int | None:
+        """The rank that makes an output of the step; None if all do."""
+        if (port.role, port.path) in self.update.late:
+            return self.update.home(port)
+        made = self._early.get((port.role, port.path))
+        return None if made is None else self.ranks[self.micro.stage_of(*made).stage]
+
+    def is_scalar(self, port: Port) -> bool:
+        """True for an output of each micro-batch that is a tensor without dimensions."""
+        made = self._early.get((port.role, port.path))
+        return made is not None and is_scalar(made[0])
+
+    def is_for(self, port: Port, rank: int) -> bool:
+        """True for an output of the update that a rank makes: its own state, and what all ranks have."""
+        home = self.update.home(port)
+        if port.role is not Role.STATE:
+            return home in (None, rank) or self.is_sent_to_all(port)
+        if home is not None:
+            return home == rank
+        known = self._inputs.get(port.path)
+        return known is None or self.rank_of(known) in (None, rank)
+
+    def is_sent_to_all(self, port: Port) -> bool:
+        """True for an output of the update that all ranks get."""
+        return self.update.late.get((port.role, port.path)) in self.update.homes.sent
+
+    @property
+    def last_rank(self) -> int:
+        """The rank of the last stage."""
+        return self.ranks[-1]
