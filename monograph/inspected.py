@@ -135,13 +135,20 @@ def max_batch(self: Any, *args: Any, memory: float, **kwargs: Any) -> int:
 
 
 def plan(
-    self: Any, *args: Any, world_size: int, mesh: Any = None, zero: int | None = None, **kwargs: Any
+    self: Any,
+    *args: Any,
+    world_size: int,
+    mesh: Any = None,
+    zero: int | None = None,
+    pipeline: str | None = None,
+    **kwargs: Any,
 ) -> RanksPlan:
     """What ranks would hold and send in this step, if `world_size` processes took it together, each with such arguments.
 
     `mesh` has the sizes of a grid of ranks, as (128, 8), or its names and sizes: copies along the first dimension, parts along the
     last. `zero` is a stage of `config.enable_zero()`, by default what the configuration says; else each rank has all, as
-    with `config.enable_data_parallel()`. It is planned in child processes, without a process group; nothing runs, and nothing is
+    with `config.enable_data_parallel()`. A graph whose modules have stages is planned as a pipeline, by the schedule `pipeline` or that
+    of the configuration. It is planned in child processes, without a process group; nothing runs, and nothing is
     changed. The result has the bytes of each kind of rank, and `predict()` for the time; `str()` of it is a table. Raises
     DistributedError inside of a process group, and for steps that would hang or compute something else.
 
@@ -153,7 +160,9 @@ def plan(
     """
     from monograph.distributed.planning.plan import plan_ranks
 
-    return plan_ranks(internals_of(self), args, kwargs, world_size=world_size, mesh=mesh, zero=zero)
+    return plan_ranks(
+        internals_of(self), args, kwargs, world_size=world_size, mesh=mesh, zero=zero, pipeline=pipeline
+    )
 
 
 def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> None:

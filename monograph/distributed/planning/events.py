@@ -11,12 +11,12 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import fx
 
-from monograph.compat.distributed.ops import communicates, waits
+from monograph.compat.distributed.ops import communicates, transfers, waits
 from monograph.compat.ops import named_arguments, packet_name
 from monograph.distributed.agreement.signature import signature_of
 from monograph.distributed.programs.begun import VIEWS
 from monograph.distributed.programs.collectives import awaited_by
-from monograph.distributed.programs.transfers import Transfer, transfer_of
+from monograph.distributed.programs.transfers import SENDS, Transfer, transfer_of
 from monograph.ir.memory import is_view
 from monograph.ir.meta import computes, form, metas, output_nodes, value
 from monograph.ir.port import Role
@@ -27,8 +27,8 @@ from monograph.recompute.arithmetic import flops
 _aten = torch.ops.aten
 # what only some ranks do to what they send: parts of other sizes are padded, or copied
 _SMALL_MATTERS: Final = VIEWS | {_aten.constant_pad_nd.default, _aten.clone.default}
-_SEND: Final = "isend"
-_ONE_BY_ONE: Final = (_SEND, "irecv")
+_OF_ONE: Final = "broadcast"  # what the others give is not sent
+_PEERS: Final = ("to", "dst", "source", "src")  # what ops call the other rank
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ def steps_of(program: Program, size_of: Callable[[str], int]) -> Steps:
 
 
 def _together(events: Iterator[Event]) -> Iterator[Event]:
-    """Work that is not interrupted, as one."""
+    """Ops that run one after the other, as one; those of a part are so already."""
     ops: list[tuple[int, int]] = []
     for event in events:
-        if isinstance(event, Work):
+        if isinstance(event, Work) and len(event.ops) < 2:
             ops += event.ops
             continue
         if ops:
@@ -117,6 +117,7 @@ class _Reader:
     def __init__(self, size_of: Callable[[str], int]) -> None:
         self._size_of = size_of
         self._work: dict[fx.Node, Work] = {}
+        self._parts: dict[str, Work | None] = {}
         self.contents: dict[fx.Node, str] = {}  # of the program that was read last
 
     def read(self, program: Program, given: Sequence[str], prefix: str) -> Iterator[Event]:
@@ -131,7 +132,13 @@ class _Reader:
                 continue
             contents[node] = _content(node, contents)
             key = f"{prefix}{node.name}"
-            if node.op == "call_module" and node.target in parts:
+            if (
+                node.op == "call_module"
+                and node.target in parts
+                and (work := self._quiet(parts[str(node.target)]))
+            ):
+                yield work
+            elif node.op == "call_module" and node.target in parts:
                 arguments = [_of_argument(item, contents) for item in node.args]
                 yield from self.read(parts[str(node.target)], arguments, f"{key}/")
             elif waits(node.target):
@@ -143,25 +150,35 @@ class _Reader:
                 yield self._done(node)
         self.contents = contents
 
+    def _quiet(self, part: Program) -> Work | None:
+        """What a part does that does not communicate; None if it does."""
+        if part.name not in self._parts:
+            nodes = [*part.ops()]
+            talks = any(communicates(node.target) for node in nodes)
+            ops = (op for node in nodes for op in self._done(node).ops)
+            self._parts[part.name] = None if talks else Work(tuple(ops))
+        return self._parts[part.name]
+
     def _done(self, node: fx.Node) -> Work:
         if node not in self._work:
             tensors = [meta for item in (*node.all_input_nodes, node) for meta in metas(value(item))]
-            moved = 0 if is_view(node) else sum(meta.nbytes for meta in tensors)
+            moved = 0 if node.target is getitem or is_view(node) else sum(meta.nbytes for meta in tensors)
             self._work[node] = Work(((flops(node), moved),) if moved else ())
         return self._work[node]
 
     def _begun(self, node: fx.Node, key: str, contents: Mapping[fx.Node, str]) -> Event:
         name = packet_name(node.target).partition("::")[2]
         arguments = named_arguments(node.target, node.args, node.kwargs)
-        if name in _ONE_BY_ONE:
-            peer = arguments["dst" if name == _SEND else "src"]
-            lists: Any = [name], [peer], [arguments["tag"]], [arguments["tensor"]]
-        elif "op_list" in arguments:
-            lists = [arguments[item] for item in ("op_list", "peer_list", "tag_list", "tensors")]
-        else:
+        if not transfers(node.target):
             (what,) = signature_of([node], tensor_of=form).collectives
-            sent = _digest(name, *(contents[item] for item in node.all_input_nodes))
+            given = () if name == _OF_ONE else (contents[item] for item in node.all_input_nodes)
+            sent = _digest(name, *given)
             return Begin(key, str(what), sent, transfer_of(node, self._size_of))
+        if "op_list" in arguments:
+            lists: Any = [arguments[item] for item in ("op_list", "peer_list", "tag_list", "tensors")]
+        else:
+            peers = [arguments[item] for item in _PEERS if item in arguments]
+            lists = [name], peers, [arguments["tag"]], [arguments.get("tensor", node)]
         messages = [
             (kind, Message(int(peer), int(tag), str(form(tensor)), _nbytes(tensor)))
             for kind, peer, tag, tensor in zip(*lists, strict=True)
@@ -169,8 +186,8 @@ class _Reader:
         return Post(
             key,
             str(arguments["group_name"]),
-            tuple(message for kind, message in messages if kind == _SEND),
-            tuple(message for kind, message in messages if kind != _SEND),
+            tuple(message for kind, message in messages if kind in SENDS),
+            tuple(message for kind, message in messages if kind not in SENDS),
         )
 
 

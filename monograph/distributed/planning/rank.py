@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from monograph.backends.aten import plan_to_run
 from monograph.capture.captured import Captured
@@ -25,6 +25,7 @@ from monograph.inspect.memory.holders import holders
 from monograph.internals.internals import Arguments, Internals
 from monograph.internals.together import Together, prepare
 from monograph.ir.call.dims import dims_in, example_sizes, with_sizes
+from monograph.ir.call.signature import Call
 from monograph.passes.run import Stage
 from monograph.plan.plan import Plan
 from monograph.runnable import order_of
@@ -58,8 +59,6 @@ class RankPlan:
     optimizer_bytes: int
     num_ops: int
     sent: tuple[Sent, ...]
-    steps: RankSteps = field(repr=False, compare=False)
-    rows: frozenset[int] = field(repr=False, compare=False)  # of what ranks hold parts of
 
     @property
     def total_bytes(self) -> int:
@@ -72,6 +71,15 @@ class RankPlan:
         return sum(item.payload_bytes for item in self.sent)
 
 
+@dataclass(frozen=True)
+class Planned:
+    """The plan of a rank, what it does in a step, and the numbers of rows of what ranks hold parts of."""
+
+    plan: RankPlan
+    steps: RankSteps
+    rows: frozenset[int]
+
+
 class _Alone(Together):
     """Nobody is there to agree with."""
 
@@ -79,25 +87,30 @@ class _Alone(Together):
         pass
 
 
-def plan_rank(graph: Internals, arguments: Arguments, mesh: Mesh, rank: int, settings: Settings) -> RankPlan:
+def plan_rank(graph: Internals, arguments: Arguments, mesh: Mesh, rank: int, settings: Settings) -> Planned:
     """The plan of the step of a rank. This process is that rank from now on: for child processes."""
     pretend_to_be(rank, mesh.size)
     grid = None if len(mesh.sizes) == 1 else pretended_mesh(mesh.sizes, (*mesh.names[:-1], ZERO_DIM))
     graph.registry.config.settings = replace(settings, data_parallel=DataParallel(grid))
-    graph.together = _Alone()
-    plan, captured = _planned_step(graph, arguments)
-    program = plan.program
-    check_awaited(program)
-    parts, rows = _in_parts(graph, mesh)
+    captured, _ = captured_step(graph, arguments)
+    made = planned(Stage("capture", captured.program, 0.0), settings.plain())[1]
+    shared = captured.guards.shared_with_arguments
+    plan = plan_to_run(order_of(captured.for_good(), made, settings.plain(), shared=shared))
+    check_awaited(plan.program)
+    parts, rows = _in_parts(graph)
     check_whole(
         captured.program, parts, lambda joined: _covers(mesh, joined)
     )  # before several values become one
-    steps = steps_of(program, group_size)
-    groups = {name: ranks_in(name) for name in groups_in(program)}
+    groups = {name: ranks_in(name) for name in groups_in(plan.program)}
+    steps = RankSteps(steps_of(plan.program, group_size), groups)
+    return Planned(rank_plan(rank, plan, steps, mesh), steps, rows)
+
+
+def rank_plan(rank: int, plan: Plan, steps: RankSteps, mesh: Mesh) -> RankPlan:
+    """What a rank holds by the plan of its step."""
     kinds: dict[str, int] = defaultdict(int)
     for item in holders(plan, plan.memory):
         kinds[item.kind] += item.nbytes
-    captured.undo()
     return RankPlan(
         rank,
         1,
@@ -106,28 +119,24 @@ def plan_rank(graph: Internals, arguments: Arguments, mesh: Mesh, rank: int, set
         argument_bytes=plan.memory.argument_bytes,
         parameter_bytes=kinds["parameters"],
         optimizer_bytes=kinds["optimizer state"],
-        num_ops=len(list(program.ops())),
-        sent=tuple(_sent(steps.events, groups, mesh)),
-        steps=RankSteps(steps, groups),
-        rows=rows,
+        num_ops=len(list(plan.program.ops())),
+        sent=tuple(_sent(steps.events, steps.groups, mesh)),
     )
 
 
-def _planned_step(graph: Internals, arguments: Arguments) -> tuple[Plan, Captured]:
-    """The plan by which a step runs op by op, as it was captured; nothing is made to run."""
+def captured_step(graph: Internals, arguments: Arguments) -> tuple[Captured, Call]:
+    """The step as it is captured, and the call that it is for; nothing is made to run."""
+    graph.together = _Alone()
     if dims_in(arguments):
         arguments = with_sizes(arguments, example_sizes(arguments, graph.settings.accumulation_steps))
-    settings = graph.settings.plain()
+    call = graph.read(*arguments)
     with graph.in_build(), outside_of_modes():
-        request = graph.request(graph.read(*arguments))
+        request = graph.request(call)
         prepare(request, graph.together)
-        captured = capture(request)
-    made = planned(Stage("capture", captured.program, 0.0), settings)[1]
-    shared = captured.guards.shared_with_arguments
-    return plan_to_run(order_of(captured.for_good(), made, settings, shared=shared)), captured
+        return capture(request), call
 
 
-def _in_parts(graph: Internals, mesh: Mesh) -> tuple[Mapping[str, frozenset[str]], frozenset[int]]:
+def _in_parts(graph: Internals) -> tuple[Mapping[str, frozenset[str]], frozenset[int]]:
     """By path the state of which ranks hold parts, with the groups over which they do; and the rows that are shared out."""
     owned = graph.owned()
     modules = owned.named_modules()

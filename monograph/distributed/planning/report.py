@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from monograph.distributed.planning.events import Work
 from monograph.distributed.planning.mesh import Mesh
-from monograph.distributed.planning.order import RankTimes, acted_out
+from monograph.distributed.planning.order import RankSteps, RankTimes, acted_out
 from monograph.distributed.planning.rank import RankPlan
 from monograph.errors import DefinitionError
 from monograph.ir.text import bytes_text, count_text, table
@@ -51,12 +51,14 @@ class Prediction:
 class RanksPlan:
     """The plan of a step of many ranks. `str()` of it is a table; `ranks` are those that were planned.
 
-    The first of them holds the most. Others have parts of other sizes; which differ in nothing are planned once.
+    Of ranks with parts of tensors the first holds the most; those that differ in nothing are planned once. Of a pipeline of more
+    than eight ranks the memory of the first, the last and one in the middle is planned. `steps` is what ranks do in a step.
     """
 
     graph: str
     mesh: Mesh
     ranks: tuple[RankPlan, ...]
+    steps: Mapping[int, RankSteps] = field(compare=False)
 
     @property
     def world_size(self) -> int:
@@ -112,8 +114,7 @@ class RanksPlan:
 
         known: dict[int, float] = {}
         slowest: dict[tuple[int, ...], float] = {}
-        steps = {item.rank: item.steps for item in self.ranks}
-        real, free = acted_out(steps, work, sending), acted_out(steps, work)
+        real, free = acted_out(self.steps, work, sending), acted_out(self.steps, work)
         return _prediction(real, free)
 
     def _links(self, speed: float | Mapping[str, float]) -> Mapping[str, float]:

@@ -24,8 +24,8 @@ _ROUNDS: Final = {
     "all_to_all_single": 1,
 }
 _GATHER: Final = "all_gather_into_tensor"
-_SEND: Final = "isend"
-_RECEIVE: Final = "irecv"
+SENDS: Final = ("send", "isend")
+_RECEIVES: Final = ("receive", "irecv")
 _SEVERAL: Final = "batch_p2p_ops"
 
 
@@ -45,7 +45,7 @@ class Transfer:
     def payload_bytes(self) -> int:
         """What each process sends on average: (N-1)/N of the whole, twice for a sum; and all that is sent to one other."""
         if (rounds := _ROUNDS.get(self.op)) is None:
-            return 0 if self.op == _RECEIVE else self.whole_bytes
+            return 0 if self.op in _RECEIVES else self.whole_bytes
         return -(-rounds * self.whole_bytes * (self.size - 1) // self.size)
 
 
@@ -58,7 +58,7 @@ def transfer_of(node: fx.Node, size_of: Callable[[str], int]) -> Transfer:
     """The transfer that an op begins. Raises PlanError for an op that is not known."""
     name = packet_name(node.target).partition("::")[2]
     alone = name.removesuffix("_coalesced")
-    if alone not in _ROUNDS and name not in (_SEND, _RECEIVE, _SEVERAL):
+    if alone not in _ROUNDS and name not in (*SENDS, *_RECEIVES, _SEVERAL):
         raise PlanError(
             f"{name}: nobody has said what that moves",
             where=origin(node),
@@ -74,7 +74,7 @@ def transfer_of(node: fx.Node, size_of: Callable[[str], int]) -> Transfer:
 def _bytes_given(name: str, arguments: dict[str, Any]) -> int:
     if name == _SEVERAL:
         pairs = zip(arguments["op_list"], arguments["tensors"], strict=True)
-        return sum(_nbytes(tensor) for kind, tensor in pairs if kind == _SEND)
+        return sum(_nbytes(tensor) for kind, tensor in pairs if kind in SENDS)
     tensors = (item for key, item in arguments.items() if key in ("input", "inputs", "tensor"))
     return sum(_nbytes(item) for item in leaves_in(list(tensors)))
 
