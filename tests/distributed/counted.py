@@ -90,6 +90,13 @@ class _Counting(dist.ProcessGroup):
             outputs, inputs, opts or dist.ReduceScatterOptions()
         )
 
+    def send(self, tensors: Any, to: int, tag: int) -> Any:
+        self._note("send", tensors)
+        return self._inner.send(tensors, to, tag)
+
+    def recv(self, tensors: Any, source: int, tag: int) -> Any:
+        return self._inner.recv(tensors, source, tag)
+
     # what torch calls them from 2.13 on
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced

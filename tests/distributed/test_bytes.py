@@ -26,6 +26,7 @@ from monograph.distributed.planning.report import RanksPlan
 from monograph.distributed.programs.transfers import transfers_of
 from tests.distributed.counted import Sent, count_from_now_on, counted, payload
 from tests.distributed.processes import on_ranks
+from tests.distributed.test_planning import Staged
 from tests.distributed.training import OPTIMIZERS, WORKLOADS, Step, Trained, eager_step, local
 from tests.plan.test_schedule import Tracked
 
@@ -171,6 +172,30 @@ def test_what_is_sent_is_planned_to_the_byte(workload: str, ranks: int) -> None:
                 kinds[sent.collective.removesuffix("_into_tensor").removesuffix("_tensor")] += sent.count
             assert kinds == Counter(name for name, _ in item.sent), layout
             assert {rank.payload_bytes for rank in plan.ranks} == {payload(item.sent, ranks)}, layout
+
+
+def in_stages(rank: int) -> tuple[Sent, ...]:
+    count_from_now_on()
+    step = Staged(2, 4, "cpu")
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(rank))
+    step(x)
+    with counted() as sent:
+        step(x)
+    return tuple(sent)
+
+
+def in_stages_here() -> tuple[Sent, ...]:
+    return in_stages(torch.distributed.get_rank())
+
+
+def test_what_stages_send_is_planned_to_the_byte() -> None:
+    step = Staged(2, 4)
+    plan = step.plan(step.batch, world_size=2)
+    for rank, found in zip(plan.ranks, on_ranks(in_stages_here), strict=True):
+        messages = [nbytes for name, nbytes in found if name == "send"]
+        others = [item for item in found if item[0] != "send"]
+        assert rank.payload_bytes == sum(messages) + payload(others, 2)
+        assert sum(item.count for item in rank.sent) == len(found)
 
 
 @every_case
