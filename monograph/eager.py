@@ -21,6 +21,7 @@ from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_k
 from monograph.compat.traces.branches import unseen_function_mode
 from monograph.distributed.averages import AveragedGradients
 from monograph.distributed.buffers import summed_later, take_over_buffers
+from monograph.distributed.pipeline.bound import pipeline_of
 from monograph.distributed.replicas import replicas_of
 from monograph.errors import DistributedError
 from monograph.ir.call.nested import tensors_in
@@ -47,6 +48,11 @@ def eager_step(
         raise DistributedError(
             "a step in eager mode under enable_zero(), which is a matter of captured steps",
             hint="call the graph; for a reference train with DistributedDataParallel or fully_shard()",
+        )
+    if pipeline_of(owned, owned.named_modules(), request.settings) is not None:
+        raise DistributedError(
+            "a step in eager mode of modules that have stages, and there are several processes: each has the state of its own stages",
+            hint="call the graph; for a reference train in one process",
         )
     replicas = replicas_of(owned, owned.named_modules(), request.settings)
     averaged = AveragedGradients([item for item in replicas if item.wrapper is None])

@@ -184,7 +184,7 @@ def _shown_item(item: tuple[Any, Any] | DynamicSize | str) -> str:
             return path
         case DynamicSize():
             return repr(item)
-        case str(name), bool(mode):
+        case str(name), bool() | int() as mode:
             return f"{name}={mode}"
         case function, None:
             return pass_name(function)

@@ -18,7 +18,9 @@ from monograph.distributed.agreement.others import BEAT_SECONDS, FAILED, Note, O
 from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
 from monograph.errors import DistributedError
 
-_OF_GLOO: Final = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|timed out", re.IGNORECASE)
+_OF_GLOO: Final = re.compile(
+    r"gloo|nccl|connection (closed|reset)|broken pipe|timed out|pair closure", re.IGNORECASE
+)
 
 
 class Watch:
