@@ -14,6 +14,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.compat.distributed.fake_group import pretend_to_be
+from monograph.distributed.planning.events import Begin
 from monograph.distributed.planning.mesh import kinds_of_ranks, mesh_of
 from monograph.errors import ConfigError, DefinitionError, DistributedError
 from tests.support import ROOT, assert_same
@@ -48,6 +49,22 @@ def test_what_is_sent_over_each_dimension_of_a_grid():
     }
     assert [item.rank for item in plan.ranks] == [0, 7]
     assert sum(item.like for item in plan.ranks) == 8
+
+
+def test_a_grid_adds_few_sums():
+    """What is scattered over near ranks is summed over far ones after that: all parts at once."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    counts = {
+        key: count for key, (count, _) in sent(planned(step, world_size=4, mesh=(2, 2), zero=3)).items()
+    }
+    assert counts == {
+        ("all_gather_into_tensor", "shard"): 1,
+        ("reduce_scatter_tensor", "shard"): 1,
+        ("all_reduce", "replicate"): 1,
+        ("all_reduce", "shard"): 1,
+    }
 
 
 def test_what_ranks_hold():
@@ -114,6 +131,27 @@ def test_gradients_are_reduced_once_a_step_or_for_each_micro_batch():
         found = sent(planned(step, world_size=2, zero=stage))
         counts[stage] = found["reduce_scatter_tensor", "data"][0]
     assert counts == {1: 1, 2: 4}
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_infinities_of_all_parts_count_whichever_gradient_is_the_first(clip: bool):
+    class Scaled(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64))
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+            self.set_grad_scaler(torch.amp.GradScaler("cpu"))
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).square().mean()
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            return loss
+
+    plan = Scaled().plan(mg.spec((4, 64)), world_size=2, zero=3)
+    what = [event.what for event in plan.steps[0].events if isinstance(event, Begin)]
+    assert [text for text in what if text.startswith("all_reduce(max)")]
 
 
 def test_times():

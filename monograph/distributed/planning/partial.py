@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
@@ -80,16 +80,20 @@ def _check_readers(begun: fx.Node) -> None:
 
 
 def check_whole(
-    program: Program, parts: Mapping[str, frozenset[str]], covers: Callable[[frozenset[str]], bool]
+    program: Program,
+    parts: Mapping[str, frozenset[str]],
+    covers: Callable[[frozenset[str]], bool],
+    alone: Collection[str] = (),
 ) -> None:
     """Raise DistributedError if new state comes of a batch, or of a part, that other ranks have otherwise.
 
     `parts` has by path the state of which ranks hold parts, and over which groups. `covers` says if what is put together over
-    groups comes of all batches.
+    groups comes of all batches. Groups that are `alone` have one rank.
     """
+    parts = {path: groups.difference(alone) for path, groups in parts.items()}
     given = [_of_input(port, parts) for port in program.inputs]
     roles = {port.path: port.role for port in program.inputs}
-    results = _Reading(program).results(given)
+    results = _Reading(program, frozenset(alone)).results(given)
     for index, (port, known) in enumerate(zip(program.outputs, results, strict=True)):
         if port.role is not Role.STATE or roles.get(port.path) not in _KEPT_ALIKE:
             continue
@@ -127,9 +131,9 @@ def _one(known: Several) -> Known:
 class _Reading:
     """Follows what is known of values through a program."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._parts = {part.name: _Reading(part) for part in program.parts}
+    def __init__(self, program: Program, alone: frozenset[str]) -> None:
+        self._program, self._alone = program, alone
+        self._parts = {part.name: _Reading(part, alone) for part in program.parts}
         self._seen: dict[tuple[Known, ...], list[Several]] = {}
 
     def results(self, given: Sequence[Several]) -> list[Several]:
@@ -151,19 +155,19 @@ class _Reading:
                 ]
                 known[node] = tuple(self._parts[str(node.target)].results(arguments))
             elif computes(node):
-                known[node] = _made(node, known)
+                known[node] = _made(node, known, self._alone)
         return [
             known.get(item, Known()) if isinstance(item, fx.Node) else Known()
             for item in output_nodes(self._program.graph)
         ]
 
 
-def _made(node: fx.Node, known: Mapping[fx.Node, Several]) -> Several:
+def _made(node: fx.Node, known: Mapping[fx.Node, Several], alone: frozenset[str]) -> Several:
     if node.target is getitem:
         source: Any = known[node.args[0]]  # type: ignore[index]
         return source if isinstance(source, Known) else source[node.args[1]]
     if communicates(node.target) and not waits(node.target):
-        return _communicated(node, _all_of(node.all_input_nodes, known))
+        return _communicated(node, _all_of(node.all_input_nodes, known), alone)
     if node.target is _COPY:  # nothing is left of what it is written over
         return known[node.args[1]]  # type: ignore[index]
     described = value(node)
@@ -185,7 +189,10 @@ def _listed(node: fx.Node, described: tuple[Any, ...], known: Mapping[fx.Node, S
         given = [fact for item in arguments for fact in _facts(item, place, length, known)]
         made = tuple(item[place] for item in lists) if lists else described[place]
         found.append(_less(given, made))
-    return tuple(tuple(found) for _ in described) if lists else tuple(found)
+    if not lists:
+        return tuple(found)
+    everything = [(_one(known[item]), _numel(value(item))) for item in node.all_input_nodes if item in known]
+    return tuple(tuple(found) if isinstance(item, tuple) else _less(everything, item) for item in described)
 
 
 def _length(item: Any) -> int:
@@ -233,11 +240,13 @@ def _all_of(nodes: Iterable[fx.Node], known: Mapping[fx.Node, Several]) -> Known
     return reduce(Known.__or__, (_one(known[item]) for item in nodes if item in known), Known())
 
 
-def _communicated(node: fx.Node, given: Known) -> Known:
+def _communicated(node: fx.Node, given: Known, alone: frozenset[str]) -> Known:
     """What is known after a collective."""
     name = packet_name(node.target).partition("::")[2]
     group = frozenset({str(named_arguments(node.target, node.args, node.kwargs)["group_name"])})
     joined = None if given.joined is None else given.joined | group
+    if group <= alone:
+        return replace(given, joined=joined)
     if name in (*_SUMS, *_SCATTERS) and given.joined is not None and group <= given.parts - given.joined:
         raise DistributedError(
             f"{node.name} adds what comes of other parts on each rank of the group {next(iter(group))!r}",

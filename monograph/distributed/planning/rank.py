@@ -98,9 +98,9 @@ def plan_rank(graph: Internals, arguments: Arguments, mesh: Mesh, rank: int, set
     plan = plan_to_run(order_of(captured.for_good(), made, settings.plain(), shared=shared))
     check_awaited(plan.program)
     parts, rows = _in_parts(graph)
-    check_whole(
-        captured.program, parts, lambda joined: _covers(mesh, joined)
-    )  # before several values become one
+    alone = [name for name in groups_in(captured.program) if group_size(name) == 1]
+    # before several values become one
+    check_whole(captured.program, parts, lambda joined: _covers(mesh, joined), alone)
     groups = {name: ranks_in(name) for name in groups_in(plan.program)}
     steps = RankSteps(steps_of(plan.program, group_size), groups)
     return Planned(rank_plan(rank, plan, steps, mesh), steps, rows)
