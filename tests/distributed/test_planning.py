@@ -294,6 +294,8 @@ def test_pipelines_that_cannot_be_planned():
         step.plan(step.batch, world_size=4, pipeline="2F2B")
     with pytest.raises(DistributedError, match="no pipeline of 4 stages on 3 ranks"):
         step.plan(step.batch, world_size=3)
+    with pytest.raises(DistributedError, match="a pipeline has one dimension"):
+        step.plan(step.batch, world_size=4, mesh=(2, 2))
     with pytest.raises(DistributedError, match="enable_zero"):
         step.plan(step.batch, world_size=4, zero=3)
     with pytest.raises(DistributedError, match="have no stages"):

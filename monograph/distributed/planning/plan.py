@@ -41,6 +41,11 @@ def plan_ranks(
             )
         settings = _settings(graph.settings, zero, pipeline)
         grid = mesh_of(world_size, mesh, "pipeline" if settings.stages else "data")
+        if settings.stages and len(grid.sizes) > 1:
+            raise DistributedError(
+                f"plan(mesh={mesh!r}) of a graph with stages: a pipeline has one dimension",
+                hint="leave mesh out, or take away the stages: set_stage(None)",
+            )
         graph.check_usable()
         arguments = graph.formed(args, dict(kwargs))
         with graph.store.lock, TRACE_LOCK:  # a child has what no other thread is about to change

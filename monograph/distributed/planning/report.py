@@ -52,7 +52,8 @@ class RanksPlan:
     """The plan of a step of many ranks. `str()` of it is a table; `ranks` are those that were planned.
 
     Of ranks with parts of tensors the first holds the most; those that differ in nothing are planned once. Of a pipeline of more
-    than eight ranks the memory of the first, the last and one in the middle is planned. `steps` is what ranks do in a step.
+    than eight ranks the memory of the first, the last and one in the middle is planned. Bytes are those of a step that runs op by
+    op, on the backend `aten`. `steps` is what ranks do in a step.
     """
 
     graph: str
