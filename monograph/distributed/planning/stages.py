@@ -38,7 +38,8 @@ class PlannedStages:
 
 def plan_stages(graph: Internals, arguments: Arguments, mesh: Mesh, settings: Settings) -> PlannedStages:
     """The plans of the ranks of a pipeline. For child processes."""
-    graph.registry.config.settings = replace(settings, stages=())  # the step of all, which is cut here
+    # the step of all, which is cut here
+    graph.registry.config.settings = replace(settings, stages=(), zero=None, data_parallel=None)
     captured, call = captured_step(graph, arguments)
     pretend_to_be(0, mesh.size)
     owned = graph.owned()
