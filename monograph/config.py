@@ -114,7 +114,9 @@ class GraphConfig:
 
         As enable_data_parallel(), each call is one's own batch. At stages 1 and 2 parameters stay whole, and each process updates
         its part of them; at stage 3 they are DTensors from the first build on, and modules see them whole while they run. What has
-        fewer than `shard_min_size` elements stays whole. Raises DistributedError when the graph is built in a single process.
+        fewer than `shard_min_size` elements stays whole, and so do parameters and state of an optimizer whose step does not run on
+        DTensors: explain() says which. The processes are those of enable_data_parallel(mesh), or all. Raises DistributedError when
+        the graph is built in a single process.
         """
         if stage not in (1, 2, 3):
             raise ConfigError(
@@ -140,9 +142,7 @@ class GraphConfig:
         'GPipe'
         """
         if name not in SCHEDULES:
-            raise ConfigError(
-                f"set_pipeline_schedule({name!r})", hint=f"choose one of {', '.join(SCHEDULES)}"
-            )
+            raise ConfigError(f"set_pipeline_schedule({name!r})", hint=f"one of {', '.join(SCHEDULES)}")
         self.settings = replace(self.settings, pipeline_schedule=name)
 
     def enable_pass(self, name: str, mode: bool = True) -> None:

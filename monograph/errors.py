@@ -107,6 +107,11 @@ def capture_error_of(error: Exception) -> type[CaptureError]:
     return next((made for kind, made in _CAPTURE_ERRORS.items() if isinstance(error, kind)), CaptureError)
 
 
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def is_named(error: MonographError) -> bool:
     """True for an error whose class says more than that a capture has failed."""
     return type(error) is not CaptureError and type(error) not in _CAPTURE_ERRORS.values()

@@ -54,6 +54,7 @@ class Captured(BoundProgram):
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     agreed: str  # what all ranks of a pipeline have in common; empty for any other step
+    elsewhere: frozenset[str]  # the parameters and buffers that other ranks of it update, by path
     literals: frozenset[int]  # the ids of inputs that torch.tensor([...]) made in the trace
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -155,6 +156,7 @@ def _bound(
         fixed=signature.fixed,
         own=places,
         agreed=mine.agreed,
+        elsewhere=mine.elsewhere,
         literals=frozenset([id(step.inputs.items[position].real) for position in step.literals]),
         undo=undo,
     )

@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.compat.fakes import DATA_DEPENDENT
 from monograph.compat.symbolic_numbers import is_overflow
-from monograph.errors import DataDependentError, MonographError, capture_error_of
+from monograph.errors import DataDependentError, MonographError, capture_error_of, first_line
 from monograph.state.find import Owned
 from monograph.user_code.lines import user_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
@@ -37,6 +37,10 @@ _HINTS = {  # for what torch says
     "only applicable to index tensor": _NUMBERS_OF_CLASSES,
     "expected target to have an integer dtype": _NUMBERS_OF_CLASSES,
     "expected target dtype to be Long or Byte": _NUMBERS_OF_CLASSES,
+    "got mixed torch.Tensor and DTensor": (
+        "a parameter in parts is whole where code of a module reads it by its name, as self.weight or self.child.weight in a "
+        "forward; elsewhere, and from parameters(), it is a DTensor: its full_tensor() is whole, too"
+    ),
     "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
 }
 _PACKED = (
@@ -55,11 +59,6 @@ _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python read
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
-
-
-def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def translated(error: Exception, owned: Owned) -> Exception:

@@ -11,7 +11,6 @@ from torch import fx, nn
 from monograph.capture.effects.foreign_objects import Effects
 from monograph.capture.effects.python_objects.counters import Counters, Uncounted
 from monograph.capture.effects.python_objects.number_places import Place, unique
-from monograph.capture.errors import first_line
 from monograph.capture.numbers.same_ops import first_difference
 from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.declared_state import declare_state
@@ -21,7 +20,7 @@ from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.recurrent_layers import joins_gradients
 from monograph.distributed.zero import parts_of_whole
-from monograph.errors import CaptureError, MonographError
+from monograph.errors import CaptureError, MonographError, first_line
 from monograph.state.snapshot import Snapshot
 from monograph.user_code.lines import Origin
 

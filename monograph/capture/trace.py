@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from monograph.capture.captured import Captured, committed
-from monograph.capture.errors import first_line, translated
+from monograph.capture.errors import translated
 from monograph.capture.guards.sources.questions import answers
 from monograph.capture.numbers.known import known_value
 from monograph.capture.ports import graph_signature
@@ -34,7 +34,7 @@ from monograph.compat.fakes import (
 )
 from monograph.compat.tensors import planned_device
 from monograph.distributed.names import share_names
-from monograph.errors import MonographError
+from monograph.errors import MonographError, first_line
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
 from monograph.ir.port import Role

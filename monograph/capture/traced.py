@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.held_fakes import not_repeatable
+from monograph.capture.optimizers.on_parts import about_whole
 from monograph.capture.retraces import Retraces, not_carried
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.notes import check_strict, notes_of
@@ -81,6 +82,7 @@ def trace_step(
     notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
     is_pipeline = bool(request.settings.stages)
     notes += about_lonely(recording.graph.graph, request.owned, step.replicas, is_pipeline=is_pipeline)
+    notes += about_whole(request.owned)
     once = [*step.effects.once, *(write.about for write in left.made)]
     return Traced(step, recording.graph, left, once, notes)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.distributed.tensors import is_sharded, local_of
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.tensors import planned_device
@@ -136,6 +137,8 @@ def compute_in_python(mode: Any) -> None:
 
     def computed(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         outer, mode.has_formula = mode.has_formula, func in formulas and not func._schema.is_mutable
+        values = mode.propagate_real_tensors
+        mode.propagate_real_tensors = values and not communicates(func)  # no process asks another in a trace
         try:
             return theirs(func, types, args, kwargs)
         except RuntimeError as error:
@@ -147,7 +150,7 @@ def compute_in_python(mode: Any) -> None:
             with mode:
                 return formulas[func](*args, **kwargs)
         finally:
-            mode.has_formula = outer
+            mode.has_formula, mode.propagate_real_tensors = outer, values
 
     mode._dispatch_impl = computed
 

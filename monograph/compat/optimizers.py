@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
 import torch
 
-from monograph.compat.patching import replaced
+from monograph.compat.distributed.tensors import is_sharded
+from monograph.compat.patching import replace_here, replaced
 from monograph.compat.symbolic_numbers import is_symbolic
 
 _OPTIMIZER = "torch.optim.optimizer"  # a name that torch.optim does not keep
@@ -122,6 +123,30 @@ def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor
     ours = {function: watched(function) for _, _, function in found}
     for holder, name, function in found:
         setattr(holder, name, ours[function])
+
+
+@contextmanager
+def clipping_by_one_norm() -> Iterator[None]:
+    """Inside, gradients in parts and whole ones may be clipped together, by the norm of all.
+
+    What: the function in `clip_grad_norm_` that scales them. Why: a DTensor scales no plain tensor. Degraded path: an error.
+    """
+    module = importlib.import_module("torch.nn.utils.clip_grad")
+    its_own = getattr(module, "_clip_grads_with_norm_", None)
+
+    def scaled(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> None:
+        assert its_own is not None
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        in_parts = [item for item in given if is_sharded(item.grad)]
+        its_own(in_parts, max_norm, total_norm, *args, **kwargs)
+        if whole := [item for item in given if not is_sharded(item.grad)]:
+            norm = total_norm.full_tensor() if is_sharded(total_norm) else total_norm
+            its_own(whole, max_norm, norm, *args, **kwargs)
+
+    with ExitStack() as stack:
+        if its_own is not None:
+            replace_here(stack, module, "_clip_grads_with_norm_", scaled)
+        yield
 
 
 def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from monograph.compat.distributed.wrappers import (
     syncs_buffers,
     unknown_wishes,
 )
+from monograph.distributed.zero import parts_of_whole
 from monograph.errors import DistributedError
 from monograph.settings import DataParallel, Settings
 from monograph.state.find import Owned
@@ -43,7 +44,9 @@ class Replica:
     group: str
     size: int
     wrapper: DistributedDataParallel | None = None
-    averages: bool = True  # gradients, which are in parts otherwise
+    in_parts: frozenset[int] = (
+        frozenset()
+    )  # the ids of parameters of whose gradients each process gets its part
 
     @property
     def syncs_buffers(self) -> bool:
@@ -60,8 +63,9 @@ class Replica:
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters whose gradients are averaged, by their paths in the graph."""
-        own = self._own(self.module.named_parameters()) if self.averages else iter(())
-        return (item for item in own if item[1].requires_grad and not is_sharded(item[1]))
+        for path, parameter in self._own(self.module.named_parameters()):
+            if parameter.requires_grad and not is_sharded(parameter) and id(parameter) not in self.in_parts:
+                yield path, parameter
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The buffers that are those of the first process."""
@@ -97,9 +101,9 @@ def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
         mesh = whole.mesh
         group = shared_name(whole_group() if mesh is None or mesh.ndim > 1 else mesh.get_group(0))
         size = group_size(group)
+        parts = frozenset(parts_of_whole(owned, settings))
         found += [
-            Replica(path, module, group, size, averages=settings.zero is None)
-            for path, module in owned.modules.items()
+            Replica(path, module, group, size, in_parts=parts) for path, module in owned.modules.items()
         ]
     return tuple(found)
 

@@ -21,7 +21,7 @@ from monograph.compat.distributed.fully_shard import (
 )
 from monograph.compat.modes import current_tracer
 from monograph.compat.modules import FLAT_WEIGHTS, mark_parameter, parameters_of, weights_in_order
-from monograph.distributed.gather import gathered, kept_whole
+from monograph.distributed.gather import Cast, gathered, kept_whole
 from monograph.distributed.programs.begun import GATHER, TOGETHER
 from monograph.distributed.programs.gather_again import AGAIN
 from monograph.distributed.zero import is_of_zero
@@ -47,6 +47,13 @@ class WholeParameters:
             int, torch.Tensor
         ] = {}  # whole parameters of modules that run, by id of their shards
         self._depth = 0
+        self._outside = {  # those that any module may read, not their own alone
+            (id(owner), name): (known, item)
+            for known in found
+            if not known.hooks
+            for item in known.parameters
+            for owner, name in item.places
+        }
 
     def __bool__(self) -> bool:
         return bool(self._of)
@@ -61,35 +68,48 @@ class WholeParameters:
             if not self._depth:
                 self._known.clear()
 
-    def _whole(self, known: ShardedModule, parameter: Any) -> torch.Tensor:
+    def read(self, its_own: Callable[[nn.Module, str], Any], module: nn.Module, name: str) -> Any:
+        """An attribute of a module: what a graph has laid out itself is whole for all code of modules that run."""
+        found = its_own(module, name)
+        if self._depth and (there := self._outside.get((id(module), name))) is not None:
+            known, item = there
+            return self._taken(known, item) if found is self._seen(item.sharded) else found
+        return found
+
+    def _taken(self, known: ShardedModule, item: ShardedParameter) -> torch.Tensor:
+        """The whole parameter, which is gathered if that has not been done for a module around this one."""
+        if (whole := self._known.get(id(item.sharded))) is None:
+            begun = len(nodes := current_tracer().graph.nodes)
+            whole = self._whole(known, item)
+            mark_parameter(whole)
+            if known.gathers_again:
+                for node in islice(nodes, begun, None):
+                    for label in (AGAIN, TOGETHER)[: 1 + known.shares] if node.target is GATHER else ():
+                        add_label(node, label)
+        if known.shares:
+            self._known[id(item.sharded)] = whole
+        return whole
+
+    def _whole(self, known: ShardedModule, item: ShardedParameter) -> torch.Tensor:
+        parameter = item.sharded
         shown = self._seen(parameter)
         if id(parameter) in self._kept:
             whole, stays = self._kept[id(parameter)]
             return whole if stays else kept_whole(shown, whole.detach())
-        return gathered(shown, known.parameter_type, known.gradient_type)
+        return gathered(shown, item.inner, Cast(known.parameter_type, known.gradient_type))
 
     def _run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if (known := self._of.get(id(module))) is None:
             return call(module, *args, **kwargs)
         if known.casts_inputs:
             args, kwargs = _cast((args, kwargs), known.parameter_type)
-        begun = len(nodes := current_tracer().graph.nodes)
         before: list[tuple[dict[str, Any], str, Any]] = []
         for item in known.parameters:
-            whole = self._known.get(id(item.sharded))
-            if whole is None:
-                whole = self._whole(known, item.sharded)
-                mark_parameter(whole)
-            if known.shares:
-                self._known[id(item.sharded)] = whole
+            whole = self._taken(known, item)
             for owner, name in item.places:
                 table = parameters_of(owner)
                 before.append((table, name, table[name]))
                 table[name] = whole  # type: ignore[assignment]
-        if known.gathers_again:
-            for node in islice(nodes, begun, None):
-                for label in (AGAIN, TOGETHER)[: 1 + known.shares] if node.target is GATHER else ():
-                    add_label(node, label)
         before += _with_weights({owner for item in known.parameters for owner, _ in item.places})
         try:
             with without_hooks(module, known.hooks):
@@ -125,7 +145,8 @@ def check_sharded(modules: Mapping[str, nn.Module]) -> None:
         if is_sharded_module(module):
             if wish := unknown_wishes(module):
                 raise DistributedError(
-                    f"{path} is fully_shard()ed {wish}, which a graph does not do", hint="shard it without"
+                    f"{path} is fully_shard()ed {wish}, which a graph does not do",
+                    hint="shard it without; gradients of micro-batches are added by config.set_gradient_accumulation_steps(n)",
                 )
             put_back_shards(module)
 

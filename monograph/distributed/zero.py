@@ -8,11 +8,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from monograph.compat.distributed.groups import mesh_of_all, num_processes
+from monograph.compat.distributed.groups import mesh_of_all, mesh_over, num_processes
 from monograph.compat.distributed.tensors import is_sharded, part_laid_out
 from monograph.compat.modules import parameters_of
 from monograph.errors import DistributedError
-from monograph.settings import Settings, Zero
+from monograph.settings import Settings
 from monograph.state.find import Owned
 
 ZERO_DIM: Final = "zero"  # the name of the dimension of a mesh over which a graph itself lays parameters out
@@ -31,15 +31,15 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
             "enable_zero() in a single process",
             hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
         )
-    plain = [item for item in _places(owned) if not is_sharded(item[2])]
+    whole = _kept_whole(owned)
+    plain = [item for item in _places(owned) if not is_sharded(item[2]) and id(item[2]) not in whole]
     if not plain:
         return
     made: dict[int, Any] = {}
-    mesh = _mesh(plain[0][2], settings)
+    parts = PartsUpdated(settings)
 
     def part(tensor: torch.Tensor) -> Any:
-        made = part_laid_out(tensor.detach(), mesh, is_split=_is_split(tensor, zero))
-        return made.clone(memory_format=torch.contiguous_format)
+        return parts.of(tensor).clone(memory_format=torch.contiguous_format)
 
     for module, name, parameter in plain:
         if id(parameter) not in made:
@@ -47,8 +47,13 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
         parameters_of(module)[name] = made[id(parameter)]
     _in_optimizers(owned, made, part)
     for average in owned.averages:
+        named = dict(average.module.named_parameters())
         average.weights.update(
-            {name: part(item) for name, item in average.weights.items() if not is_sharded(item)}
+            {
+                name: part(item)
+                for name, item in average.weights.items()
+                if not is_sharded(item) and is_of_zero(named.get(name))
+            }
         )
 
 
@@ -73,25 +78,40 @@ def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
     if zero is None or zero.stage == 3 or num_processes() == 1:
         return {}
     found: dict[int, Any] = {}
+    whole, parts = _kept_whole(owned), PartsUpdated(settings)
     for _, _, parameter in _places(owned):
-        if not is_sharded(parameter) and id(parameter) not in found:
-            mesh = _mesh(parameter, settings)
-            found[id(parameter)] = part_laid_out(
-                parameter.detach(), mesh, is_split=_is_split(parameter, zero)
-            )
+        if not (is_sharded(parameter) or id(parameter) in found or id(parameter) in whole):
+            found[id(parameter)] = parts.of(parameter)
     return found
 
 
-def _mesh(parameter: torch.Tensor, settings: Settings) -> Any:
-    """The processes with copies of a parameter: those along the last dimension share the work."""
-    mesh = None if settings.data_parallel is None else settings.data_parallel.mesh
-    if (getattr(mesh, "mesh_dim_names", None) or ("",))[-1] == ZERO_DIM:
-        return mesh
-    return mesh_of_all(parameter.device.type, ZERO_DIM)
+class PartsUpdated:
+    """The parts that this process updates, of parameters and of what belongs to them: DTensors that show these."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.zero is not None
+        self._from = settings.zero.shard_min_size
+        self._batches: Any = None if settings.data_parallel is None else settings.data_parallel.mesh
+        self._meshes: dict[str, Any] = {}  # by type of device
+
+    def of(self, tensor: torch.Tensor) -> Any:
+        """The part of a tensor; all of it where it has few elements."""
+        is_split = tensor.numel() >= self._from and tensor.dim() > 0
+        return part_laid_out(tensor.detach(), self._mesh(tensor.device.type), is_split=is_split)
+
+    def _mesh(self, device: str) -> Any:
+        if device not in self._meshes and self._batches is None:
+            self._meshes[device] = mesh_of_all(device, ZERO_DIM)
+        elif device not in self._meshes and (self._batches.mesh_dim_names or ("",))[-1] == ZERO_DIM:
+            self._meshes[device] = self._batches  # of a plan: copies along its first dimension
+        elif device not in self._meshes:
+            self._meshes[device] = mesh_over(self._batches.get_group(0), device, ZERO_DIM)
+        return self._meshes[device]
 
 
-def _is_split(tensor: torch.Tensor, zero: Zero) -> bool:
-    return tensor.numel() >= zero.shard_min_size and tensor.dim() > 0
+def _kept_whole(owned: Owned) -> set[int]:
+    """The parameters of optimizers that do not run on parts."""
+    return {id(p) for item in owned.optimizers if owned.whole.get(item.name) for p in item.parameters}
 
 
 def _places(owned: Owned) -> Iterator[tuple[nn.Module, str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -70,6 +70,7 @@ class NonfiniteReport:
     reached: tuple[str, ...]  # the results and the state that are not finite
     found: Nonfinite | None
     backend: str = ""  # set if only the compiled kernels make it, and the same step op by op does not
+    is_of_rank: bool = False  # other ranks take a part in the step
 
     @property
     def ok(self) -> bool:
@@ -86,7 +87,8 @@ class NonfiniteReport:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"{self.graph}: all results and all new state are finite"
+            here = " on this rank" if self.is_of_rank else ""
+            return f"{self.graph}: all results and all new state are finite{here}"
         more = f" and {len(self.reached) - _SHOWN} more" * (len(self.reached) > _SHOWN)
         head = f"{self.graph}: not finite: {', '.join(self.reached[:_SHOWN])}{more}"
         if self.backend:
@@ -107,8 +109,13 @@ def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
 
 
 def nonfinite_report(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
-    """The same of the step of a build, op by op; if all is finite there, of its kernels."""
+    """The same of the step of a build, op by op; if all is finite there, of its kernels.
+
+    Kernels of a step that other ranks take a part in do not run once more: all is finite on some of them only.
+    """
     report = find_nonfinite(graph, Walk(build.stages[0].program, inputs, keep=False))
+    if build.communicates:
+        return replace(report, is_of_rank=True)
     return _only_in_kernels(graph, build, inputs) if report.ok else report
 
 

@@ -38,6 +38,8 @@ _Shapes = tuple[torch.Size, ...]
 def watch(graph: Internals, build: Build) -> None:
     """Look out for sizes that come often to a build that is compiled for all. Those that were declared are one build's."""
     known, settings = graph.upgrades.frequent, build.settings
+    if build.communicates:  # all take the same code, and no clock says so
+        return
     if build.number in known or build.backend != settings.backend or not can_wait(settings):
         return
     if graph.cache.is_by_names(build) and not (graph.declared or settings.sizes):

@@ -72,7 +72,8 @@ class Internals:
         self.registry = Registry(graph, name, kind.block, _PRIVATE)
         self.store = StateStore()
         self.cache = BuildCache()
-        self.upgrades = Upgrades()
+        self.together = Together()
+        self.upgrades = Upgrades(self.together.may_swap)
         self.first_state = FirstState()
         self.mistakes = Mistakes()
         self.advised = Advised()
@@ -80,7 +81,6 @@ class Internals:
         self.declared: tuple[Arguments, ...] = ()  # calls with sizes that may vary
         self.debug = DebugOptions()
         self.probes = ProbeLog()
-        self.together = Together()
         self.counted: dict[str, int] = {}  # the steps in the store, as they are after the present one
         self._last = kind.last
         self._forms: dict[tuple[Any, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}

@@ -43,6 +43,7 @@ class Registry:
         self.averages: tuple[Average, ...] = ()
         self.registered: dict[str, Any] = {}  # by the user: objects that have a state of their own
         self.known_tensors: set[str] = set()  # the paths of loaded attributes
+        self.whole: dict[str, str] = {}  # what was found out about optimizers, once: see Owned
         self.version = 0  # of what is held: builds are made for one
         self.swapped = False  # parameters have their averaged values
 
@@ -70,6 +71,7 @@ class Registry:
             private=self._private,
             table=vars(self),
             unwrap=unwrap,
+            whole=self.whole,
         )
 
     # --- what is added -----------------------------------------------------------------------------------------------

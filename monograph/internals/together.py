@@ -10,6 +10,7 @@ from weakref import WeakSet
 from torch import nn
 
 from monograph.capture.lazy import initialise_lazy
+from monograph.capture.optimizers.on_parts import try_on_parts
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.compat.distributed.groups import group_named, num_processes, whole_group
@@ -86,6 +87,14 @@ class Together:
                 nonfinite = error
         raise nonfinite
 
+    def may_swap(self, build: Build, step: int, is_ready: bool) -> bool:
+        """True from the step on at which all go over to compiled code, once it `is_ready` in each process."""
+        signature = self._signatures.get(build.number)
+        if signature is None:
+            return False
+        groups = dict.fromkeys(item.group for item in signature.collectives)
+        return self._agreed_on("", groups).swaps(build.program.digest, step, is_ready=is_ready)
+
     def _agreed_on(self, name: str, groups: Collection[str]) -> Agreement:
         of = next(iter(groups)) if len(groups) == 1 else ""
         if of not in self._agreements:
@@ -107,6 +116,7 @@ def prepare(request: Request, together: Together) -> None:
         initialise_lazy(request)
     check_sharded(request.owned.named_modules())
     together.begin(request)
+    try_on_parts(request.owned, request.settings)
     shard_parameters(request.owned, request.settings)
     shard_state(request.owned, request.settings)
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -68,8 +69,12 @@ class Frequent(Protocol):
 
 @dataclass
 class Upgrades:
-    """Those of a graph, by the number of the build."""
+    """Those of a graph, by the number of the build.
 
+    `may_swap(build, step, is_ready)` is true from a step on which all processes that take it together have agreed on.
+    """
+
+    may_swap: Callable[[Build, int, bool], bool]
     swapped_at: int | None = (
         None  # the first step by other bits: of this graph, or of the training that it goes on with
     )
@@ -96,12 +101,17 @@ class Upgrades:
             self.forget(number)
         if is_rare:
             if can_wait(settings):
-                self.pending[build.number] = ToInductor(None, max(build.seconds, LEAST))
+                worth = max(build.seconds, LEAST)
+                self.pending[build.number] = ToInductor(None, worth, self._agreed(build))
         elif settings.is_upgraded:
             self.pending[build.number] = ToExact()
         elif settings.begins_plain:
             known = [item for item in (settings.swap_at, self.swapped_at) if item is not None]
-            self.pending[build.number] = ToInductor(min(known, default=None))
+            at = min(known, default=None)
+            self.pending[build.number] = ToInductor(at, agreed=self._agreed(build))
+
+    def _agreed(self, build: Build) -> Callable[[int, bool], bool] | None:
+        return partial(self.may_swap, build) if build.communicates else None
 
     def next_build(
         self, cache: BuildCache, build: Build, step: int, leaves: Sequence[Any], read: Callable[[], Call]
@@ -201,12 +211,17 @@ class ToExact:
 class ToInductor:
     """The fastest code, whose bits are others: from a step on that is fixed, or as soon as it is there.
 
-    It is begun once steps have taken `worth` seconds.
+    It is begun once steps have taken `worth` seconds. `agreed(step, is_ready)` is asked where other processes take the steps, too.
     """
 
-    def __init__(self, swap_at: int | None, worth: float = 0.0) -> None:
+    def __init__(
+        self,
+        swap_at: int | None,
+        worth: float = 0.0,
+        agreed: Callable[[int, bool], bool] | None = None,
+    ) -> None:
         self.compilation: CompiledBeside | None = None
-        self._swap_at, self._worth = swap_at, worth
+        self._swap_at, self._worth, self._agreed = swap_at, worth, agreed
 
     def count(self, seconds: float) -> None:
         """Note how long a step has taken."""
@@ -225,10 +240,10 @@ class ToInductor:
             )  # with the format of artifacts, which few need
 
             self.compilation = CompiledBeside(build.order(build.settings))
-        if not due and (
-            self._swap_at is not None or self.compilation is None or not self.compilation.is_done()
-        ):
-            return None
+        if not due:
+            is_ready = self._swap_at is None and self.compilation is not None and self.compilation.is_done()
+            if not (is_ready if self._agreed is None else self._agreed(step, is_ready)):
+                return None
         if self.compilation is not None:
             self.compilation.finish()
         return build.lowered_again(build.settings, leaves)

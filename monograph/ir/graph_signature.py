@@ -100,6 +100,15 @@ class Assign(Bindable):
 
 
 @dataclass(frozen=True)
+class AssignPart(Bindable):
+    """An output that is what this process has of a DTensor, which becomes `container[key]`; `around` makes it of that."""
+
+    container: Any
+    key: Any
+    around: Callable[[torch.Tensor], Any]
+
+
+@dataclass(frozen=True)
 class OptimizerEntries(Bindable):
     """The state of one parameter in an optimizer; it may not exist before it is assigned to."""
 
@@ -112,10 +121,14 @@ class OptimizerEntries(Bindable):
 
 @dataclass(frozen=True)
 class Gradient(Bindable):
-    """An output that becomes `tensor.grad`; for an argument (by index) it is added to what is there."""
+    """An output that becomes `tensor.grad`; for an argument (by index) it is added to what is there.
+
+    Of what this process has of a DTensor `around` makes that.
+    """
 
     tensor: torch.Tensor | None
     index: int = -1
+    around: Callable[[torch.Tensor], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +164,18 @@ class ReadAfter:
     name: str
 
 
-Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Recorded | ReadAfter | Between
+Target = (
+    Copy
+    | CopyToArgument
+    | CopyToGradient
+    | Assign
+    | AssignPart
+    | Gradient
+    | Part
+    | Recorded
+    | ReadAfter
+    | Between
+)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.distributed.groups import num_processes, said_first
 from monograph.compat.inductor.directories import is_private
 from monograph.compat.inductor.disk_cache import machine, own_code, placed
 
@@ -23,6 +24,7 @@ _MARGIN = 0.95  # a challenger must win by 5 %: what is as fast as the default i
 # Documented cache: what this process found out or read, by file. A choice holds for a process even if its memory on
 # disk is cleared or cannot be written.
 _IN_PROCESS: dict[Path, Verdict] = {}
+_AGREED: set[Path] = set()  # those among them that the processes of a group share
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,34 @@ def remembered(
 ) -> Verdict:
     """The choice for what `features` describe, among candidates of these names, the default first; measured if unknown.
 
-    The first process that stores a choice decides for all.
+    The first process that stores a choice decides for all: those that use this memory, and those of a process group.
     """
-    default = next(iter(names))
     path = _path((*features, *names))
-    if path not in _IN_PROCESS:
-        found = _read(path, names)
+    together = num_processes() > 1
+    if path not in _IN_PROCESS or (together and path not in _AGREED):
+        key = hashlib.sha256("\n".join((*features, *names)).encode()).hexdigest()
+        found = _parsed(said_first(key), names) if together else None
         if found is None:
-            seconds = measure()
-            found = verdict_on(seconds, default)
-            found = _kept(path, found, features, names) if seconds else found
+            found = _IN_PROCESS.get(path) or _found_here(path, features, names, measure)
+            if together:
+                found = _parsed(said_first(key, json.dumps(asdict(found))), names) or found
+        if together:
+            _AGREED.add(path)
         _IN_PROCESS[path] = found
     return _IN_PROCESS[path]
+
+
+def _found_here(
+    path: Path,
+    features: Collection[str],
+    names: Collection[str],
+    measure: Callable[[], Mapping[str, float]],
+) -> Verdict:
+    if (found := _read(path, names)) is not None:
+        return found
+    seconds = measure()
+    verdict = verdict_on(seconds, next(iter(names)))
+    return _kept(path, verdict, features, names) if seconds else verdict
 
 
 def is_known(features: Collection[str], names: Collection[str]) -> bool:
@@ -103,15 +121,18 @@ def _read(path: Path, names: Collection[str], *, level: int = logging.WARNING) -
     if not is_private(path):
         _LOGGER.log(level, "the kernel choice in %s may be of another user; it is measured again", path)
         return None
+    if (verdict := _parsed(text, names)) is None:
+        _LOGGER.log(level, "the kernel choice in %s is damaged; it is measured again", path)
+    return verdict
+
+
+def _parsed(text: str | bytes, names: Collection[str]) -> Verdict | None:
     try:
         stored = json.loads(text)
         verdict = Verdict(stored["winner"], {name: float(item) for name, item in stored["seconds"].items()})
     except (ValueError, KeyError, TypeError, AttributeError):
-        verdict = Verdict("")
-    if verdict.winner in names and set(verdict.seconds) <= set(names):
-        return verdict
-    _LOGGER.log(level, "the kernel choice in %s is damaged; it is measured again", path)
-    return None
+        return None
+    return verdict if verdict.winner in names and set(verdict.seconds) <= set(names) else None
 
 
 def _kept(path: Path, verdict: Verdict, features: Collection[str], names: Collection[str]) -> Verdict:

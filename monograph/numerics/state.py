@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.capture.optimizers.tracing import first_state
+from monograph.capture.optimizers.trial_steps import first_state
 from monograph.ir.call.nested import leaves_by_path
 from monograph.ir.call.tree import flatten, leaf_paths
 from monograph.ir.port import gradient_path

@@ -7,16 +7,21 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Final
 
+import torch
 from torch import fx
 
 from monograph.distributed.programs.begun import GATHER, TOGETHER, Begun, Ready, begun_by, wait_late
 from monograph.distributed.programs.gather_again import gather_again
 from monograph.distributed.programs.merge import merge
-from monograph.ir.meta import computes, labels, origin
+from monograph.ir.meta import computes, form, labels, origin
 from monograph.ir.program import Program
+from monograph.passes.effects import is_elementwise
 
+_aten = torch.ops.aten
+_PART, _WRITE_PART, _COPY = _aten.slice.Tensor, _aten.slice_scatter.default, _aten.copy.default
 FIRST_BYTES: Final = 1 << 20  # of the first bucket, so that something is on its way early
-BUCKET_BYTES: Final = 25 << 20  # of others, as DistributedDataParallel has them
+BUCKET_BYTES: Final = 25 << 20  # of others at most, as DistributedDataParallel has them
+_BUCKETS: Final = 8  # of all that is reduced: the last one is waited for
 
 
 def merge_collectives(program: Program) -> Program:
@@ -28,6 +33,7 @@ def merge_collectives(program: Program) -> Program:
     graph = copy.graph
     if not any(begun_by(node) for node in graph.nodes):
         return program
+    _read_parts_themselves(graph)
     wait_late(graph)
     _merge_gathers(graph)
     _merge_reductions(graph)
@@ -40,6 +46,30 @@ def merge_collectives(program: Program) -> Program:
 def _begun_in(graph: fx.Graph, *, gathers: bool) -> list[Begun]:
     found = (begun_by(node) for node in graph.nodes)
     return [item for item in found if item is not None and (item.op is GATHER) is gathers]
+
+
+# --- state of which each process updates a part ---------------------------------------------------------------------------
+
+
+def _read_parts_themselves(graph: fx.Graph) -> None:
+    """Let what reads a part that was just written read that, and not write into the whole what is written once more."""
+    for node in list(graph.nodes):
+        whole = node.args[0] if node.args else None
+        if not isinstance(whole, fx.Node) or whole.target is not _WRITE_PART:
+            continue
+        source, part, *place = whole.args
+        if not (isinstance(source, fx.Node) and isinstance(part, fx.Node)):
+            continue
+        if node.target is _PART and [*node.args[1:]] == place and form(node) == form(part):
+            if all(is_elementwise(reader.target) for reader in node.users):
+                node.replace_all_uses_with(part)
+        elif form(source) == form(whole) and (
+            node.target is _COPY or (node.target is _WRITE_PART and [*node.args[2:]] == place)
+        ):
+            node.update_arg(0, source)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.target in (_PART, _WRITE_PART):
+            graph.erase_node(node)
 
 
 # --- sums and scattered sums -------------------------------------------------------------------------------------------
@@ -74,9 +104,10 @@ def _buckets(begun: Sequence[Begun], ready: Ready) -> Iterator[list[Begun]]:
     """Those that may be one, in order: none is read before what the last of them adds is there."""
     open_ones: dict[object, list[Begun]] = {}
     full = set[object]()
+    usual = min(BUCKET_BYTES, max(FIRST_BYTES, sum(map(_nbytes, begun)) // _BUCKETS))
     for item in begun:
         bucket = open_ones.setdefault(item.kind, [])
-        limit = BUCKET_BYTES if item.kind in full else FIRST_BYTES
+        limit = usual if item.kind in full else FIRST_BYTES
         held = sum(map(_nbytes, bucket))
         late = ready.of(item.given) >= min(map(ready.first_use, bucket), default=ready.end)
         if bucket and (late or held + _nbytes(item) > limit):
@@ -126,9 +157,9 @@ def _merge_gathers(graph: fx.Graph) -> None:
 
 def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready) -> bool:
     """True for a gather that nothing reads what is gathered before, and for a small one of state that may begin earlier."""
-    if ready.place[item.begin] < min(map(ready.first_read, bucket)):
-        return True
     held = sum(map(_nbytes, bucket))
+    if ready.place[item.begin] < min(map(ready.first_read, bucket)):
+        return _phase(item) != "update" or (held + _nbytes(item)) * item.count <= BUCKET_BYTES
     return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held + _nbytes(item) <= FIRST_BYTES
 
 

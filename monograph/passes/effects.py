@@ -33,6 +33,7 @@ _ELEMENTWISE = frozenset(
         aten.mul.Tensor,
         aten.neg.default,
         aten.sub.Tensor,
+        aten.slice_scatter.default,
         aten.where.self,
         aten._to_copy.default,
     )
@@ -49,6 +50,11 @@ def acts(node: fx.Node) -> bool:
 def is_pure(node: fx.Node) -> bool:
     """True for ops that give the same for the same arguments, and do nothing else, as far as torch knows."""
     return node.op == "call_function" and _is_pure(node.target)
+
+
+def is_elementwise(target: Any) -> bool:
+    """True for ops that give each element the same bits wherever a tensor begins, in memory of their own."""
+    return target in _ELEMENTWISE
 
 
 @cache

@@ -183,14 +183,17 @@ class Simulation:
             if [view.place.block for view in made] == [view.place.block for view in over]:
                 return made
         several = written_over(node)
-        self._read_all(node)
+        for needed in node.all_input_nodes:
+            if node.target is not _COPY or needed.name != self.plan.into[node.name]:
+                self._read(needed, node.name)
         if several is not None:
             return self._several_written_over(node, list(leaves_in(several)))
         if len(over) != 1:
             raise PlanError(
                 f"{node.name} is to write over {self.plan.into[node.name]}, which is not there alone"
             )
-        return self._overwritten(node, over)
+        source = next(item for item in node.all_input_nodes if item.name == self.plan.into[node.name])
+        return [self._overwritten(node, source, over[0])]
 
     def _several_written_over(self, node: fx.Node, items: list[fx.Node]) -> Tensors:
         """The same of lists, of which an op may leave some as they are."""
@@ -199,15 +202,19 @@ class Simulation:
         blocks = [view.place.block for item, view in views if item not in left]
         if len(set(blocks)) != len(blocks):
             raise PlanError(f"{node.name} is to write over memory twice")
-        return [view if item in left else self._overwritten(node, [view])[0] for item, view in views]
+        return [view if item in left else self._overwritten(node, item, view) for item, view in views]
 
-    def _overwritten(self, node: fx.Node, over: Tensors) -> Tensors:
-        (view,) = over
+    def _overwritten(self, node: fx.Node, source: fx.Node, view: View) -> View:
+        """What is left in the memory of a value that fills a block, or is a part of one of the caller's."""
+        block = view.place.block
         sizes = {_nbytes(meta) for meta in metas(value(node))}
-        if view.others or view.place.block.nbytes not in sizes:
+        held = block.nbytes
+        if block.of_caller:
+            held = max(map(_nbytes, metas(value(source))))
+        if view.others or held not in sizes:
             raise PlanError(f"{node.name} does not fit into what it is to write over")
-        view.place.block.writer = node.name
-        return [View(Place(view.place.block, node.name))]
+        block.writer = node.name
+        return View(Place(block, node.name))
 
     def _called(self, node: fx.Node) -> Tensors:
         """What a part returns: what it was given, or new memory."""

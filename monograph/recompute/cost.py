@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.modes import outside_of_modes
 from monograph.ir.evaluate import example
 from monograph.ir.memory import is_view
@@ -50,7 +51,7 @@ def _predicted(node: fx.Node) -> float:
     nbytes = max(sum(item.nbytes for item in (*given, *made)), 1)
     device = made[0].device
     count = flops(node)
-    if device.type == "meta" or nbytes > _MOST_BYTES or can_fail(node) or node.target in _OF_WORKSPACES:
+    if device.type == "meta" or nbytes > _MOST_BYTES or can_fail(node) or _runs_elsewhere(node):
         return count * _per_flop(made[0].dtype) + nbytes * _per_byte()
     if count:
         kind = repr(frozen([node.args, dict(node.kwargs)], lambda item: str(value(item))))
@@ -65,6 +66,11 @@ def _predicted(node: fx.Node) -> float:
         found = remembered(facts, (_PER_BYTE,), lambda: _timed(node, nbytes))
         per, times = found.seconds.get(_PER_BYTE), nbytes
     return count * _per_flop(made[0].dtype) + nbytes * _per_byte() if per is None else per * times
+
+
+def _runs_elsewhere(node: fx.Node) -> bool:
+    """True for what cannot be timed here: other processes take part, or it needs workspaces of the step."""
+    return communicates(node.target) or node.target in _OF_WORKSPACES
 
 
 def _tensors(nodes: Iterable[fx.Node]) -> Iterable[TensorMeta]:

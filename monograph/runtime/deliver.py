@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from monograph.compat.distributed.tensors import is_sharded, part_of, with_local
+from monograph.compat.distributed.tensors import part_of
 from monograph.ir.graph_signature import (
     Assign,
+    AssignPart,
     Copy,
     CopyToArgument,
     CopyToGradient,
@@ -39,15 +40,16 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
                 container[key] = fence(output)
         case Assign(container, key):
             container[key] = output
+        case AssignPart(container, key, around):
+            container[key] = around(output)
         case Part():
             target.deliver(output)
         case Recorded(log, path):
             log.put(path, output)
         case Gradient(None, index):
             leaves[index].grad = output
-        case Gradient(torch.Tensor() as tensor):
-            in_parts = output is not None and is_sharded(tensor)
-            tensor.grad = with_local(tensor, output, requires_grad=False) if in_parts else output
+        case Gradient(torch.Tensor() as tensor, _, around):
+            tensor.grad = output if around is None or output is None else around(output)
 
 
 def held_gradient(parameter: torch.Tensor) -> Any:

@@ -87,6 +87,9 @@ class Owned:
     private: frozenset[str] = frozenset()  # attributes of the owner that no step reads
     table: dict[str, Any] = field(default_factory=dict)  # what the owner keeps besides, and no step changes
     unwrap: Callable[[Any], Any] = _itself  # gives the module of a proxy in the owner
+    whole: dict[str, str] = field(
+        default_factory=dict
+    )  # by name of an optimizer why it runs on no parts, or ""
 
     def named_modules(self) -> dict[str, nn.Module]:
         """Every module once, by its first path."""

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from monograph.capture.optimizers.tracing import first_state
+from monograph.capture.optimizers.trial_steps import first_state
 from monograph.state_dict.loading import Loading
 from monograph.state_dict.merge import is_torchs, misfits
 

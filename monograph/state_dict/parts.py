@@ -15,6 +15,7 @@ from monograph.state_dict.attributes import attributes_part
 from monograph.state_dict.gradients import gradients_part
 from monograph.state_dict.kinds import average_part, module_part, object_part, scheduler_part, value_part
 from monograph.state_dict.loading import LeftOut, Loading, Part, load_parts, mapping, read_parts
+from monograph.state_dict.of_ranks import with_others, without_others
 from monograph.state_dict.optimizers import optimizer_part
 from monograph.state_dict.random import random_part
 
@@ -25,13 +26,14 @@ def read_state(graph: Internals, *, python_random: bool = False) -> dict[str, An
     """The state of a graph. Its tensors are the live ones."""
     graph.check_whole()
     with graph.store.lock:
-        return read_parts(_parts(graph, python_random=python_random))
+        return without_others(graph, read_parts(_parts(graph, python_random=python_random)))
 
 
 def load_state(graph: Internals, state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
     """Let a graph take over a state."""
     with graph.store.lock:
-        left_out = load_parts(_parts(graph), state_dict, strict=strict)
+        parts = _parts(graph)
+        left_out = load_parts(parts, with_others(graph, state_dict, parts), strict=strict)
         left_schedulers(graph.registry.optimizers)
         if not left_out.missing_keys:
             graph.store.torn = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ CASES = {
     "no fault": ("", 1, 2),
     "killed": ("killed", 1, 2),
     "killed of four": ("killed", 2, 4),
+    "killed in an update": ("killed in an update", 1, 2),
     "stopped": ("stopped", 1, 2),
     "raises": ("raises", 1, 2),
     "late": ("late", 0, 2),
@@ -37,6 +39,7 @@ class Step(mg.Graph):
         torch.manual_seed(0)
         width = 7 if fault == "another model" else 6
         dtype = torch.float64 if fault == "another dtype" else torch.float32
+        width = 1 << 20 if fault == "killed in an update" else width
         self.model = nn.Sequential(
             nn.Linear(4, width, dtype=dtype), nn.ReLU(), nn.Linear(width, 3, dtype=dtype)
         )
@@ -44,7 +47,10 @@ class Step(mg.Graph):
         kind = torch.optim.Adadelta if fault == "another optimizer" else torch.optim.SGD
         self.add_optimizer(kind(self.model.parameters(), lr=0.1))
         self.config.backend("aten")
-        self.config.enable_data_parallel()
+        if fault == "killed in an update":
+            self.config.enable_zero(stage=1)
+        else:
+            self.config.enable_data_parallel()
 
     def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         made = self.model[0](x) if self.unused else self.model(x)
@@ -53,10 +59,18 @@ class Step(mg.Graph):
         return loss
 
 
+def _kill_once_changed(rows: torch.Tensor) -> None:
+    """End this process as soon as these are written: the other one has not got them then."""
+    before = rows.clone()
+    while torch.equal(rows, before):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def training(fault: str, rank_of_fault: int) -> list[float]:
     """Five steps; one rank does something else from the start, or in the fourth."""
     is_here = dist.get_rank() == rank_of_fault
-    step = Step(fault if is_here else "")
+    step = Step(fault if is_here or fault == "killed in an update" else "")
     dtype = next(step.model.parameters()).dtype
     x, y = torch.randn(8, 4, dtype=dtype), torch.randint(3, (8,))
     losses: list[float] = []
@@ -65,6 +79,8 @@ def training(fault: str, rank_of_fault: int) -> list[float]:
             if is_here and number == 3:
                 if fault == "late":
                     time.sleep(1.5 * TIMEOUT)
+                if fault == "killed in an update":
+                    Thread(target=_kill_once_changed, args=(step.model[0].weight.detach()[-1],)).start()
                 if fault in ("killed", "stopped"):
                     os.kill(os.getpid(), signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
             losses.append(float(step(x, y + 5 if is_here and number == 3 and fault == "raises" else y)))
@@ -98,6 +114,7 @@ def test_without_a_fault_all_train(outcomes: dict[str, list[Outcome]]) -> None:
     [
         ("killed", "rank 1 is gone or stopped: rank 1 was last in step 2"),
         ("killed of four", "rank 2 is gone or stopped: rank 2 was last in step 2"),
+        ("killed in an update", "rank 1 is gone or stopped: rank 1 was last in step 3"),
         ("stopped", "rank 1 is gone or stopped: rank 1 was last in step 2"),
         ("raises", "rank 1 failed in step 3 (build 0): IndexError: Target "),
         (
@@ -130,7 +147,7 @@ def test_survivors_name_the_rank(outcomes: dict[str, list[Outcome]], case: str, 
     there = outcomes[case][rank]
     if fault == "raises":
         assert isinstance(there.error, IndexError)
-    elif fault in ("killed", "stopped"):
+    elif fault in ("killed", "killed in an update", "stopped"):
         assert not there.is_alive
     else:
         assert isinstance(there.error, mg.DistributedError)

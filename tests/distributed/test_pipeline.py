@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +73,56 @@ def _eager(_rank: int) -> None:
         step.eager(*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
 
 
+def _resumed(rank: int) -> None:
+    """A rank saves what it updates, another graph goes on from there, and one process alone says what is missing."""
+    task, extras = tied(2), replace(EVERY, infinite_in=None)
+    generator = torch.Generator().manual_seed(3)
+    batches = [(*task.batch(generator), torch.ones(MICRO_BATCHES)) for _ in range(4)]
+
+    def made() -> Step:
+        torch.manual_seed(0)
+        model = task.make()
+        return Step(task, model, torch.optim.AdamW(model.parameters(), lr=0.05), "1F1B", extras)
+
+    step, other = made(), made()
+    for batch in batches[:2]:
+        step(*batch)
+    state = copy.deepcopy(step.state_dict())
+    own, others = (
+        ("layers.0.", ("layers.1.", "norm.")) if rank == 0 else ("layers.1.", ("layers.0.", "embedding."))
+    )
+    assert any(key.startswith(own) for key in state["model"])
+    assert not any(key.startswith(others) for key in state["model"])
+    assert not any(key.startswith(tuple(f"module.{name}" for name in others)) for key in state["ema.model"])
+    assert len(state["optimizer.0"]["state"]) == len(state["model"])
+    other.load_state_dict(state)
+    for batch in batches[2:]:
+        assert_same(step(*batch)["loss"].detach(), other(*batch)["loss"].detach(), "loss")
+    assert_same(step.state_dict()["model"], other.state_dict()["model"], "model")
+    assert len(other.builds) == 1
+    model = task.make()
+    alone = Step(replace(task, stages=()), model, torch.optim.AdamW(model.parameters()), "1F1B", extras)
+    with pytest.raises(mg.CheckpointError, match="missing"):
+        alone.load_state_dict(state)
+
+
+def _not_finite(rank: int) -> None:
+    """A number of one rank lets all keep their state; the rank that has it says where it comes from."""
+    task, extras = tied(2), Extras(infinite_at="norm.bias")
+    torch.manual_seed(0)
+    model = task.make()
+    step = Step(task, model, torch.optim.SGD(model.parameters()), "1F1B", extras)
+    step.config.detect_nonfinite()
+    batch = task.batch(torch.Generator())
+    step(*batch, torch.ones(MICRO_BATCHES))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(mg.NonfiniteError) as found:
+        step(*batch, torch.tensor([1.0, 1.0, torch.inf, 1.0]))
+    assert ("norm.bias" if rank else "not finite") in found.value.hint
+    assert_same(before, model.state_dict(), "state")
+    step(*batch, torch.ones(MICRO_BATCHES))
+
+
 TWO = tied(2).stages
 BACKWARD = (("embedding", 1), ("layers.0", 0), ("layers.1", 1), ("norm", 1))
 QUICK: dict[str, Case] = {
@@ -100,6 +152,8 @@ QUICK: dict[str, Case] = {
     ),
     "zero": _refused(TWO, "enable_zero() is on", lambda graph: graph.config.enable_zero(stage=1)),
     "eager mode": _eager,
+    "resumed": _resumed,
+    "not finite": _not_finite,
     "other schedules": _refused(TWO, "differs from the others: it has ", _differing),
 }
 LONG: dict[str, Case] = {
@@ -134,6 +188,32 @@ def test_a_pipeline_equals_one_process_or_is_refused(case: str, quick: Wrong) ->
 @pytest.mark.parametrize("case", LONG)
 def test_a_pipeline_equals_one_process(case: str, long: Wrong) -> None:
     assert_right(case, long)
+
+
+def _saved(directory: str) -> Any:
+    task = tied(2)
+    torch.manual_seed(0)
+    model = task.make()
+    step = Step(task, model, torch.optim.AdamW(model.parameters()), "1F1B", EVERY)
+    for _ in range(3):
+        step(*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
+    state = step.state_dict()
+    mg.save(state, directory)
+    return {"model": state["model"], "state": state["optimizer.0"]["state"]}
+
+
+def test_one_process_loads_what_all_ranks_have_saved(tmp_path: Path) -> None:
+    directory = str(tmp_path / "checkpoint")
+    first, second = on_ranks(_saved, directory)
+    loaded = mg.load(directory)
+    assert_same({**first["model"], **second["model"]}, dict(loaded["model"]), "model")
+    assert not first["state"].keys() & second["state"].keys()
+    assert_same({**first["state"], **second["state"]}, dict(loaded["optimizer.0"]["state"]), "state")
+    task = replace(tied(2), stages=())
+    model = task.make()
+    alone = Step(task, model, torch.optim.AdamW(model.parameters()), "1F1B", EVERY)
+    alone.load_state_dict(loaded)
+    alone(*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
 
 
 def _until_one_is_killed() -> None:

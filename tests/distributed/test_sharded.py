@@ -126,8 +126,8 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def _optimizer(rank: int, make: Callable[..., torch.optim.Optimizer], **options: Any) -> None:
-    """Each optimizer that eager mode runs on such parameters."""
+def trained(rank: int, make: Callable[..., torch.optim.Optimizer], builds: int = 1, **options: Any) -> None:
+    """Steps of an optimizer with clipping."""
     sides = Sides(rank, make, **options)
     graph = NetStep(sides, clip=1.0)
     for index in range(3):
@@ -139,23 +139,7 @@ def _optimizer(rank: int, make: Callable[..., torch.optim.Optimizer], **options:
         sides.optimizers[0].step()
         assert_same(loss.detach(), graph(x).detach(), f"loss {index}")
         sides.check(f"step {index}")
-    assert len(graph.builds) == 1, graph.explain()
-
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "AdamW": adamw,
-    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "AdamW one by one": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
-    "Adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
-    "Adadelta": torch.optim.Adadelta,
-    "NAdam": torch.optim.NAdam,
-    "Adamax": torch.optim.Adamax,
-    "RAdam": torch.optim.RAdam,
-    "ASGD": torch.optim.ASGD,
-}
+    assert len(graph.builds) == builds, graph.explain()
 
 
 def few_collectives(rank: int) -> None:
@@ -298,7 +282,7 @@ def mixed(rank: int) -> None:
     """Parameters and gradients of other types on the way."""
     for reduce in (torch.float32, None):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
-        _optimizer(rank, adamw, mp_policy=policy)
+        trained(rank, adamw, mp_policy=policy)
 
 
 def tensor_parallel(rank: int) -> None:
@@ -397,7 +381,7 @@ QUICK: dict[str, Case] = {
             ),
         )
     },
-    "AdamW": partial(_optimizer, make=adamw),
+    "AdamW": partial(trained, make=adamw),
 }
 LONG: dict[str, Case] = {
     **{
@@ -405,7 +389,6 @@ LONG: dict[str, Case] = {
         for workload in ALL
         for optimizer in ("adamw", "sgd")
     },
-    **{name: partial(_optimizer, make=make) for name, make in OPTIMIZERS.items()},
 }
 
 

@@ -83,7 +83,7 @@ class StepCode:
             self.functions |= {name: call.run, f"{name}_takes": call.takes}
         self.lines: list[str] = []
         self.ops: dict[int, fx.Node] = {}
-        self._spell, self._marks, self._tail = spell, marks, frozenset(schedule.tail.ops)
+        self._spell, self._marks, self._tail = spell, marks, {*schedule.tail.ops, *schedule.tail.exchange}
         graph, tail = schedule.plan.program.graph, schedule.tail
         self._outputs, self._over = output_nodes(graph), schedule.over
         first = set(schedule.first)

@@ -92,7 +92,7 @@ class _InTwoParts:
         """The names of these functions among others, and those of what the second part needs."""
         plan, tail = self._schedule.plan, self._schedule.tail
         calls = (*self._schedule.early, *self._schedule.second)
-        last = set(tail.ops)
+        last = {*tail.ops, *tail.exchange}
         invoked = [
             Invocation(node.target, node.args, node.kwargs)
             for node in plan.program.ops()

@@ -8,7 +8,6 @@ import torch
 
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.tensors.fakes import Inputs
-from monograph.errors import DistributedError
 from monograph.ir.graph_signature import Argument, Gradient, HeldGradient
 from monograph.ir.port import Role, gradient_path
 
@@ -29,13 +28,9 @@ def gradients_left(inputs: Inputs, without: list[str], *, keep_gradients: bool) 
             source = None if held is None else held.source
             if isinstance(source, HeldGradient) and source.parameter is item.owner:
                 continue  # it was there before: what was added to it goes into it
-            if keep_gradients and item.part is not None:
-                raise DistributedError(
-                    f"keep_gradients() with a part of {item.path}: no process has the whole gradient",
-                    hint="enable_zero(stage=3), where parameters and their gradients are DTensors",
-                )
             if keep_gradients and (item.owner.requires_grad or item.owner.grad is not None):
-                yield StateOutput(gradient, Gradient(item.owner), gradient_path(item.path))
+                path = f"{gradient_path(item.path)}/part" if item.sums_whole else gradient_path(item.path)
+                yield StateOutput(gradient, Gradient(item.owner), path)
         elif gradient is not None and isinstance(item.source, Argument):
             target = Gradient(None, item.source.index)
             yield StateOutput(gradient, target, gradient_path(item.path))

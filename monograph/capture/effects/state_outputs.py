@@ -10,10 +10,10 @@ import torch
 
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.distributed.tensors import is_sharded, local_of
+from monograph.compat.distributed.tensors import is_sharded, layout_of, local_of
 from monograph.compat.tensors import planned_device
 from monograph.errors import DistributedError
-from monograph.ir.graph_signature import Copy, Fixed, Gradient, Target
+from monograph.ir.graph_signature import Assign, AssignPart, Copy, Fixed, Gradient, Target
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,11 @@ def in_parts(state_outputs: Iterable[StateOutput]) -> Iterator[StateOutput]:
         target: Any = item.target
         if isinstance(target, Copy) and is_sharded(target.tensor):
             target = Copy(local_of(target.tensor))
-        elif not isinstance(target, Gradient):
+        elif isinstance(target, Assign) and not target.requires_grad:
+            target = AssignPart(target.container, target.key, layout_of(item.value))
+        elif isinstance(target, Gradient):
+            target = replace(target, around=layout_of(item.value))
+        else:
             raise DistributedError(
                 f"build() puts a DTensor into {item.path}, where there was none of its form",
                 hint="keep what it holds: its to_local(), or its full_tensor()",

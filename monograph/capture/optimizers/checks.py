@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from monograph.capture.tensors.fakes import Inputs
-from monograph.errors import CaptureError, OptimizerError
+from monograph.compat.distributed.tensors import is_sharded
+from monograph.errors import CaptureError, MonographError, OptimizerError, first_line
 from monograph.ir.port import Role
 from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
@@ -54,6 +55,22 @@ def reported_options(registered: RegisteredOptimizer, before: Sequence[Mapping[s
             f"build() sets {', '.join(sorted(changed))} of {registered.name} ({type(registered.optimizer).__name__}), "
             f"and its state has no {error} for that",
             hint="set it before the first call",
+        ) from error
+
+
+@contextmanager
+def reported_parts(registered: RegisteredOptimizer) -> Iterator[None]:
+    """A step that DTensor does not run, on parameters that are DTensors: an OptimizerError."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, MonographError) or not any(map(is_sharded, registered.parameters)):
+            raise
+        raise OptimizerError(
+            f"the step of {registered.name} ({type(registered.optimizer).__name__}) does not run on parameters that are "
+            f"DTensors: {first_line(error)}",
+            hint="nor does it in eager mode: use another optimizer, or a plain model and config.enable_zero(), which keeps "
+            "parameters of such an optimizer whole",
         ) from error
 
 

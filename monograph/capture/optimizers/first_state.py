@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from monograph.capture.optimizers.tracing import change_state, first_state
+from monograph.capture.optimizers.tracing import change_state
+from monograph.capture.optimizers.trial_steps import first_state
 from monograph.compat.distributed.tensors import is_sharded, part_laid_out
 from monograph.state.find import RegisteredOptimizer
 

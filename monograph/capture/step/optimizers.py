@@ -14,10 +14,15 @@ from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.optimizers.alike import StepByKinds
 from monograph.capture.optimizers.asked_state import AskedState
-from monograph.capture.optimizers.checks import check_gradients, check_groups, reported_options
+from monograph.capture.optimizers.checks import (
+    check_gradients,
+    check_groups,
+    reported_options,
+    reported_parts,
+)
 from monograph.capture.optimizers.inputs import OptimizerInputs, state_with_fakes
 from monograph.capture.optimizers.rules import StepRules
-from monograph.capture.optimizers.skipped_steps import begin_with_rate, no_new_state
+from monograph.capture.optimizers.scalers import begin_with_rate, no_new_state
 from monograph.capture.optimizers.tracing import Declared, groups_with_fakes
 from monograph.capture.optimizers.writes import OptimizerWrites, copied_groups
 from monograph.capture.step.origins import OriginRecorder
@@ -99,6 +104,7 @@ class TracedOptimizers:
             fake_values(self._inputs.mode, infer_kernels=self._with_values),
             no_new_state(registered.optimizer) if may_skip else nullcontext(),
             reported_options(registered, self._groups[registered.name]),
+            reported_parts(registered),
             lists_for_fakes(),
         ):
             if may_skip or any(LR_SCALE in group for group in registered.optimizer.param_groups):

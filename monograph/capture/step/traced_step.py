@@ -26,9 +26,8 @@ from monograph.capture.numbers.known import known_value
 from monograph.capture.numbers.moving import value_of
 from monograph.capture.numbers.python_functions import functions_know_numbers
 from monograph.capture.optimizers.checks import check_steps, check_trainable
-from monograph.capture.optimizers.foreign_scalers import foreign_scalers_refused
 from monograph.capture.optimizers.rules import StepRules
-from monograph.capture.optimizers.skipped_steps import step_or_skip
+from monograph.capture.optimizers.scalers import foreign_scalers_refused, step_or_skip
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.process.threads import OtherThreads
@@ -56,10 +55,12 @@ from monograph.capture.tensors.functional.lifting import drop_profiler, record_g
 from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
+from monograph.compat.distributed.random_ops import drawn_together
 from monograph.compat.distributed.tensors import forms_without_symbols
 from monograph.compat.fake_values import fake_values, lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
-from monograph.compat.patching import replaced
+from monograph.compat.optimizers import clipping_by_one_norm
+from monograph.compat.patching import replace_here, replaced
 from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
 from monograph.distributed.averages import AveragedGradients
@@ -117,9 +118,9 @@ class TracedStep:
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
         kept = {id(item.real): (item.fake, item.sums_whole) for item in inputs.parts()}
-        sharded = WholeParameters(modules, inputs.fake, kept)
-        if sharded:
-            self._recorder.run = sharded.run
+        self._sharded = WholeParameters(modules, inputs.fake, kept)
+        if self._sharded:
+            self._recorder.run = self._sharded.run
         if begun.micro is not None:
             begun.micro.averaged = begun.reduced_once(self._averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
@@ -178,7 +179,7 @@ class TracedStep:
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
         try:
-            with self._threads.checked(), self.values(), forms_without_symbols(value_of):
+            with self._threads.checked(), self.values(), forms_without_symbols(value_of), drawn_together():
                 recorded = trace(self._run, self.inputs.mode, self.inputs.fakes, known_value)
         except Exception as error:
             error.args = tuple(
@@ -263,6 +264,10 @@ class TracedStep:
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(fakes_hidden(self.inputs.mode))
         bypass_wrappers(stack, self.replicas, self._averaged, syncs=self._begun.micro is None)
+        if self._sharded:
+            replace_here(stack, nn.Module, "__getattr__", partial(self._sharded.read, nn.Module.__getattr__))
+        if any(owned.whole.values()):
+            stack.enter_context(clipping_by_one_norm())
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
         vary = bool(self.inputs.moving.sizes)
         stack.enter_context(functions_know_numbers(self.request.build, *owners, sizes_vary=vary))

@@ -130,13 +130,18 @@ def _packs_padding(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[
     )
 
 
+FUSED_FUNCTIONS = frozenset(
+    (*FUSED, *(getattr(torch, op.__name__.partition(".")[0]) for op in FUSED))
+)  # the updates of optimizers with fused=True
+
+
 def _fused(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The update of a fused optimizer, whose numbers may move: an op of our own, and copies into what it writes."""
     if _is_zero(kwargs["weight_decay"]):  # compiled code leaves it out
         kwargs = {**kwargs, "weight_decay": 0.0}
     overload = "tensor_lr" if isinstance(kwargs.get("lr"), torch.Tensor) else "default"
     in_place = func if func in FUSED else getattr(getattr(torch.ops.aten, func.__name__), overload)
-    given = _parts(named_arguments(in_place, args, kwargs))
+    given = parts_laid_out_alike(named_arguments(in_place, args, kwargs))
     lists = {name: item for name, item in given.items() if isinstance(item, (list, tuple))}
     numbers = {name: item for name, item in given.items() if name not in lists}
     tensors = [storage_key(item) for items in lists.values() for item in items]
@@ -174,7 +179,7 @@ def _unscaled_for_all(*args: Any, **kwargs: Any) -> Any:
     return _unscaled(None, UNSCALE, args, kwargs)
 
 
-def _parts(given: dict[str, Any]) -> dict[str, Any]:
+def parts_laid_out_alike(given: dict[Any, Any]) -> dict[Any, Any]:
     """What this process has of DTensors, where those of one parameter are laid out alike: each element is updated by itself."""
     lists = [item for item in given.values() if isinstance(item, (list, tuple)) and item]
     for items in zip(*lists, strict=True):
@@ -182,7 +187,7 @@ def _parts(given: dict[str, Any]) -> dict[str, Any]:
             return given
     leaves: list[Any] = []
     tree = flatten(given, leaves)
-    parts: dict[str, Any] = unflatten(tree, map(part_of, leaves))
+    parts: dict[Any, Any] = unflatten(tree, map(part_of, leaves))
     return parts
 
 
@@ -268,9 +273,8 @@ _ROWS: Mapping[Any, Row] = {
     **dict.fromkeys(_WITH_INDICES, _largest_of_parts),
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     **dict.fromkeys((torch.gru_cell, torch.lstm_cell), cell_by_ops),
-    **dict.fromkeys(FUSED, _fused),
+    **dict.fromkeys(FUSED_FUNCTIONS, _fused),
     **({} if UNSCALE is None else {UNSCALE: _unscaled}),
-    **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(FUNCTIONS, values_only),
     **dict.fromkeys(FORMULAS, with_formula),

@@ -7,7 +7,7 @@ path: none, such a module is not known as one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,39 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.compat.distributed.tensors import layout_of, local_of
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    """What modules see of a parameter that was a DTensor already: one over the last dimensions of the mesh.
+
+    `shape` is that of what this process has of it.
+    """
+
+    around: Callable[[torch.Tensor], Any]
+    placements: tuple[Any, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def num_dims(self) -> int:
+        """The dimensions of its mesh."""
+        return len(self.placements)
+
+    def local_gradient(self, gradient: Any) -> torch.Tensor:
+        """What this process has of a gradient, laid out as the parameter."""
+        if tuple(gradient.placements) != self.placements:
+            gradient = gradient.redistribute(placements=self.placements)
+        return local_of(gradient)
+
 
 @dataclass(frozen=True, eq=False)
 class ShardedParameter:
-    """A parameter: the DTensor, and the places where modules have it."""
+    """A parameter: the DTensor, the places where modules have it, and what they see there if that is a DTensor."""
 
     sharded: Any
     places: tuple[tuple[nn.Module, str], ...]
+    inner: Inner | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +89,6 @@ def put_back_shards(module: Any) -> None:
 def unknown_wishes(module: Any) -> str:
     """What a module was asked for that a step in a graph does not do; empty if there is nothing."""
     state = module._get_fsdp_state()
-    if len(state._modules) > 1:
-        return "in one group with other modules"
     for group in _groups(state):
         if getattr(group, "gradient_divide_factor", None) is not None:
             return "with a divisor of its own for gradients"
@@ -75,8 +99,8 @@ def unknown_wishes(module: Any) -> str:
         for item in group.fsdp_params:
             if item.offload_to_cpu:
                 return "with parameters that are offloaded"
-            if item.is_dtensor:
-                return "around parameters that are DTensors already"
+            if item.is_dtensor and _inner(item) is None:
+                return "around DTensors over a mesh that has its own dimensions, too"
     return ""
 
 
@@ -90,7 +114,7 @@ def _groups(state: Any) -> list[Any]:
 def _described(module: nn.Module, state: Any) -> ShardedModule:
     policy = state._mp_policy
     groups = _groups(state)
-    handles = (state._pre_forward_hook_handle, state._post_forward_hook_handle)
+    several = len(state._modules) > 1
     return ShardedModule(
         module,
         tuple(_parameter(item) for group in groups for item in group.fsdp_params),
@@ -99,14 +123,29 @@ def _described(module: nn.Module, state: Any) -> ShardedModule:
         policy.output_dtype,
         bool(policy.cast_forward_inputs and policy.param_dtype),
         any(group.post_forward_mesh_info is not None for group in groups),
-        tuple(handle.id for handle in handles),
+        tuple(_numbers(state._pre_forward_hook_handle, state._post_forward_hook_handle)),
+        shares=several,
     )
+
+
+def _numbers(*handles: Any) -> Iterator[int]:
+    """The numbers of hooks; modules of one group have one handle of several."""
+    for handle in handles:
+        yield from (item.id for item in getattr(handle, "handles", (handle,)))
 
 
 def _parameter(item: Any) -> ShardedParameter:
     info = item._module_info
     places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
-    return ShardedParameter(item.sharded_param, tuple(places))
+    return ShardedParameter(item.sharded_param, tuple(places), _inner(item))
+
+
+def _inner(item: Any) -> Inner | None:
+    """What: the layout that a parameter had before. Degraded path: None, and such a module is refused."""
+    spec = getattr(item, "_unsharded_dtensor_spec", None) or getattr(item, "_tp_spec", None)
+    if not item.is_dtensor or spec is None or spec.mesh.ndim >= item.sharded_param.device_mesh.ndim:
+        return None
+    return Inner(layout_of(item.sharded_param, spec), tuple(spec.placements), tuple(item._orig_size))
 
 
 @contextmanager

@@ -22,6 +22,31 @@ def has_group() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
+def store_of(group: Any) -> Any:
+    """The store of a group, by which its processes have found each other; None without one.
+
+    What: that of a group in C++, and torch's table for one that is written in Python. Degraded path: None.
+    """
+    if (store := group.get_group_store()) is not None:
+        return store
+    world: Any = getattr(importlib.import_module("torch.distributed.distributed_c10d"), "_world", None)
+    _, store = getattr(world, "pg_map", {}).get(group, (None, None))
+    return store
+
+
+def said_first(key: str, word: str = "") -> str:
+    """What the first process that had a word for a key has said, which may be this one; empty without such a word.
+
+    What: the store of the group of all processes. Degraded path: none needed, each then keeps to its own word.
+    """
+    if num_processes() == 1 or (store := store_of(whole_group())) is None:
+        return word
+    name = f"{_PREFIX}{key}"
+    if word:
+        return str(store.compare_set(name, "", word).decode())
+    return str(store.get(name).decode()) if store.check([name]) else ""
+
+
 def own_rank() -> int:
     """The number of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
@@ -37,6 +62,12 @@ def mesh_of_all(device: str, name: str) -> Any:
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
     device = "cpu" if device == "meta" else device
     return device_mesh.init_device_mesh(device, (num_processes(),), mesh_dim_names=(name,))
+
+
+def mesh_over(group: Any, device: str, name: str) -> Any:
+    """A mesh of one dimension of this name over the processes of a group."""
+    device_mesh = importlib.import_module("torch.distributed.device_mesh")
+    return device_mesh.DeviceMesh.from_group(group, device, mesh_dim_names=(name,))
 
 
 def import_fake_collectives() -> None:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 
@@ -38,9 +39,27 @@ def with_local(item: Any, local: torch.Tensor, *, requires_grad: bool | None = N
 
     What: the constructor. Why: what is public runs checks that communicate. Degraded path: none.
     """
-    wanted = item.requires_grad if requires_grad is None else requires_grad
-    with torch.no_grad():
-        return type(item)(local, item._spec, requires_grad=wanted)
+    return layout_of(item)(local, item.requires_grad if requires_grad is None else requires_grad)
+
+
+def layout_of(item: Any, spec: Any = None) -> Callable[..., Any]:
+    """What makes a DTensor of a part: laid out as another one, of which nothing is held, or as `spec` of torch says."""
+    kind, spec = type(item), spec or item._spec
+
+    def around(local: torch.Tensor, requires_grad: bool = False) -> Any:
+        with torch.no_grad():
+            return kind(local, spec, requires_grad=requires_grad)
+
+    return around
+
+
+def split_dim(placement: Any) -> int | None:
+    """The dimension of which processes have rows each; None where each has all.
+
+    What: `_StridedShard`, which says the same of rows that other processes have in parts again. Degraded path: none needed.
+    """
+    found: int | None = getattr(placement, "dim", None)
+    return found
 
 
 def rows_here(rows: int, mesh: Any) -> tuple[int, int]:
@@ -88,35 +107,50 @@ def laid_out_alike(live: Any, loaded: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return local_of(live), local_of(loaded)
 
 
+def _itself(item: Any) -> Any:
+    return item
+
+
+# what finds the layout of what an op gives, and its form
+_PROPAGATIONS: Final = ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached")
+
+
 @contextmanager
-def forms_without_symbols(plain: Callable[[Any], Any]) -> Iterator[None]:
+def forms_without_symbols(plain: Callable[[Any], Any] = _itself) -> Iterator[None]:
     """Inside, numbers that move are what `plain` makes of them where DTensor works out the form of what an op gives.
 
-    What: the method that does so, and the caches of what was found. Why: it runs the op for that, which would make a constant of
-    the build of such a number; and a symbol of one trace means nothing in another. Degraded path: more builds, and errors.
+    What: the methods that do so, and the caches of what was found. Why: they run the op for that and look numbers up, which would
+    make constants of the build of them; and a symbol of one trace means nothing in another. Degraded path: more builds, and errors.
     """
     module: Any = sys.modules.get("torch.distributed.tensor")
     dispatcher = None if module is None else getattr(module.DTensor, "_op_dispatcher", None)
-    propagator, name = getattr(dispatcher, "sharding_propagator", None), "_propagate_tensor_meta_non_cached"
-    its_own: Any = getattr(propagator, name, None)
-    if its_own is None:
+    propagator: Any = getattr(dispatcher, "sharding_propagator", None)
+    names = [name for name in _PROPAGATIONS if hasattr(propagator, name)]
+    if not names:
         yield
         return
 
-    def without(schema: Any) -> Any:
+    def without(its_own: Any, schema: Any) -> Any:
         other = copy(schema)
-        other.args_schema = tuple(map(plain, schema.args_schema))
-        other.kwargs_schema = {key: plain(item) for key, item in schema.kwargs_schema.items()}
+        other.args_schema = _plain(plain, schema.args_schema)
+        other.kwargs_schema = {key: _plain(plain, item) for key, item in schema.kwargs_schema.items()}
+        getattr(other, "_recompute_comparison_key", _nothing)()
         return its_own(other)
 
     debug = importlib.import_module("torch.distributed.tensor.debug")
     forget: Callable[[], Any] = getattr(debug, "_clear_sharding_prop_cache", _nothing)
-    setattr(propagator, name, without)
+    for name in names:
+        setattr(propagator, name, partial(without, getattr(propagator, name)))
     try:
         yield
     finally:
-        delattr(propagator, name)
+        for name in names:
+            delattr(propagator, name)
         forget()
+
+
+def _plain(plain: Callable[[Any], Any], item: Any) -> Any:
+    return type(item)([_plain(plain, each) for each in item]) if type(item) in (list, tuple) else plain(item)
 
 
 def _nothing() -> None:

@@ -37,7 +37,7 @@ from monograph.compat.inductor.directories import out_of_room, room_for_torch
 from monograph.compat.inductor.headers import are_worth_compiling, headers_with_the_rest
 from monograph.compat.inductor.less_work import less_work
 from monograph.compat.inductor.lowerings import with_own_linear
-from monograph.compat.inductor.write_order import UnorderedError, can_order
+from monograph.compat.inductor.write_order import OF_COLLECTIVES, UnorderedError, can_order, order_of
 from monograph.compat.inductor.written.memory_lines import memory_noted
 from monograph.compat.patching import quiet
 from monograph.compat.tensors import PointerGuard, pointer_guard
@@ -179,9 +179,9 @@ def _compiled(
         stack.enter_context(quiet("torch._inductor.ir"))  # that an op has no C interface
         stack.enter_context(quiet(LOGGER_OF_FAKES))  # that a kernel takes no size that varies: a formula does
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
-        options = {"aot_inductor.output_path": folder, **OPTIONS, **more}
-        for name in _FOR_SPEED.keys() - set(torch._inductor.list_options()):
-            del options[name]
+        options = {"aot_inductor.output_path": folder, **OPTIONS, **order_of(module.graph), **more}
+        for name in (_FOR_SPEED.keys() | OF_COLLECTIVES.keys()) - set(torch._inductor.list_options()):
+            options.pop(name, None)
         if not can_keep_results_off_the_stack():
             options.pop("aot_inductor.allow_stack_allocation", None)
         if not are_worth_compiling():

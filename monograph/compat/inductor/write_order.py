@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compat.inductor.checks.indices import Check, checks_in, divides, fails_on_values
 from monograph.compat.inductor.less_work import are_apart
 
@@ -24,6 +25,19 @@ _IN_PLACE = "reinplace_inplaceable_ops_core"
 _HOOKS = ("fuse_nodes", "can_fuse", "fuse_two_nodes", "compute_last_usage")
 _CPP_HOOKS = ("codegen_node", "flush")
 _MANY = 2**14  # elements
+
+
+# Collectives begin where the program says, and are waited for as late as can be.
+OF_COLLECTIVES: Mapping[str, Any] = {
+    "reorder_for_peak_memory": False,
+    "reorder_for_compute_comm_overlap": True,
+    "reorder_for_compute_comm_overlap_passes": ["sink_waits"],
+}
+
+
+def order_of(graph: fx.Graph) -> Mapping[str, Any]:
+    """The options by which Inductor orders a graph."""
+    return OF_COLLECTIVES if any(communicates(node.target) for node in graph.nodes) else {}
 
 
 class UnorderedError(Exception):

@@ -22,6 +22,8 @@ class Agreement:
         self.ranks = ranks
         self.watch: Watch | None = None  # once they have met
         self._agreed: set[str] = set()  # the same on all ranks
+        self._ready: set[str] = set()  # what this rank could swap, and what all will
+        self._set: set[str] = set()
         self._failure: DistributedError | None = None
 
     @contextmanager
@@ -53,6 +55,25 @@ class Agreement:
         self._agreed.add(signature.digest)
         self.watch = self.watch or Watch(self.ranks)
         return self.watch
+
+    def swaps(self, what: str, step: int, *, is_ready: bool) -> bool:
+        """True from the step on at which all ranks go over to something else, at the same step.
+
+        That is two steps after the first rank has found that it `is_ready` on all: these cannot be further by then, since each
+        step has collectives.
+        """
+        store = self.ranks.store
+        if store is None:  # they have not met
+            return False
+        ready, at = f"ready/{what}", f"swap/{what}"
+        if is_ready and what not in self._ready:
+            self._ready.add(what)
+            store.add(ready, 1)
+        decides = self.ranks.rank == 0 and is_ready and what not in self._set
+        if decides and store.add(ready, 0) == self.ranks.size:
+            self._set.add(what)
+            store.set(at, str(step + 2))
+        return is_ready and store.check([at]) and step >= int(store.get(at))
 
     def _ask(self, signature: Signature) -> None:
         others = None if self.watch is None else self.watch.others(signature.digest)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
+from monograph.compat.distributed.groups import store_of
 from monograph.errors import DistributedError
 
 _FIRST_PAUSE: Final = (
@@ -74,7 +75,7 @@ class Ranks:
         self.rank, self.size = group.rank(), group.size()
         self.names: Sequence[int] = distributed.get_process_group_ranks(group)
         # the connection of the group: a server of torch that gets a new one may look up its name, for seconds
-        store: Any = group.get_group_store()
+        store: Any = store_of(group)
         self.seconds = store.timeout.total_seconds() if seconds is None else seconds
         self._hall: Any = PrefixStore(f"monograph/{name}", store)
         self.store: Any = None  # once they have met

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from monograph.distributed.agreement.others import BEAT_SECONDS, FAILED, Note, Others, Place
 from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
-from monograph.errors import DistributedError
+from monograph.errors import DistributedError, TornStateError
 
 _OF_GLOO: Final = re.compile(
     r"gloo|nccl|connection (closed|reset)|broken pipe|timed out|pair closure", re.IGNORECASE
@@ -115,7 +115,12 @@ class Watch:
 
 
 def _is_of_collectives(error: BaseException) -> bool:
-    """True for errors of torch.distributed, and for those of gloo, which are no more than RuntimeErrors."""
+    """True for errors of torch.distributed, and for those of gloo, which are no more than RuntimeErrors.
+
+    Also for that of a step which had begun to change its state.
+    """
+    if isinstance(error, TornStateError) and error.__cause__ is not None:
+        return _is_of_collectives(error.__cause__)
     if isinstance(error, distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)) is not None

@@ -16,8 +16,8 @@ from monograph.compat.distributed.groups import (
     shared_name,
     whole_group,
 )
-from monograph.distributed.pipeline.rank import rank_program
-from monograph.distributed.pipeline.spread import STATE
+from monograph.distributed.pipeline.rank import of_rank
+from monograph.distributed.pipeline.spread import STATE, Spread
 from monograph.distributed.pipeline.stages import Pipeline, check_stages
 from monograph.errors import DistributedError
 from monograph.ir.call.signature import Call
@@ -69,6 +69,7 @@ class OfRank:
     inputs: tuple[int, ...] | None = None  # None if it is the whole step
     outputs: tuple[int, ...] = ()
     state: frozenset[int] = frozenset()  # the inputs of the whole that are state
+    elsewhere: frozenset[str] = frozenset()  # the parameters and buffers that other ranks update
 
     def sources(self, found: Iterable[Source]) -> tuple[Source, ...]:
         """Those of its inputs."""
@@ -107,13 +108,20 @@ def of_this_rank(program: Program, pipeline: Pipeline | None, call: Call) -> OfR
     """What this process runs of a step; the whole of it without a pipeline. Raises DistributedError for a step that cannot be cut."""
     if pipeline is None:
         return OfRank(program)
-    own = rank_program(program, pipeline, own_rank(), split=batch_paths(call))
+    spread = Spread(program, pipeline, batch_paths(call))
+    own = of_rank(spread, own_rank())
+    kept = {port.path for port in own.inputs}
     inputs = {port.path: index for index, port in enumerate(program.inputs)}
     outputs = {(port.role, port.path): index for index, port in enumerate(program.outputs)}
     return OfRank(
         own,
-        f"{pipeline.text}, of the micro-batch {program.parts[0].digest[:16]}",
+        f"{pipeline.text}, of the micro-batch {spread.micro.placing.digest[:16]}",
         tuple(inputs[port.path] for port in own.inputs),
         tuple(outputs[port.role, port.path] for port in own.outputs),
         frozenset(index for index, port in enumerate(program.inputs) if port.role in STATE),
+        frozenset(
+            port.path
+            for port in program.inputs
+            if port.role in (Role.PARAM, Role.BUFFER) and port.path not in kept
+        ),
     )

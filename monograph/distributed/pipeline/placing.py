@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import getitem
@@ -15,6 +16,13 @@ from monograph.ir.meta import needed_by, origin, output_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.passes.effects import acts
+
+
+class _Named(str):
+    """What an op reads, without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,17 @@ class Placing:
             return found
         own = self.pipeline.stage_of(port.path.rpartition(".")[0]) if port.role is Role.STATE else None
         return Place(self.pipeline.num_stages - 1 if own is None else own, port.role is Role.GRAD)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the ops, whatever stands between them that nothing needs: the same on all ranks."""
+        known = {node: f"<{port.path}>" for node, port in self.ports.items()}
+        lines = []
+        for index, node in enumerate(self.nodes):
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda item: _Named(known[item]))
+            lines.append(f"{node.op} {node.target} {args} {kwargs}")
+            known[node] = f"<{index}>"
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _place_of(self, node: fx.Node) -> Place | None:
         if node.op != "call_function":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from monograph.distributed.programs.collectives import awaited_by, begins_collective
-from monograph.ir.meta import TensorMeta, computes, form, labels
+from monograph.ir.meta import TensorMeta, computes, form, labels, origin
 from monograph.layout import contiguous_stride
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -33,17 +33,14 @@ VIEWS: Final = frozenset(
         *(_aten.transpose.int, _aten.unsqueeze.default, _aten.detach.default),
     )
 )
-_ON_THE_WAY: Final = VIEWS | {
-    *(
-        _aten.mul.Tensor,
-        _aten._to_copy.default,
-        _aten.constant_pad_nd.default,
-        _aten.clone.default,
-        _aten.cat.default,
-    )
+# what only moves numbers about
+MOVES: Final = VIEWS | {
+    *(_aten._to_copy.default, _aten.constant_pad_nd.default, _aten.clone.default, _aten.cat.default),
 }
+_ON_THE_WAY: Final = MOVES | {_aten.mul.Tensor}
 
 
+_UPDATE: Final = "update"  # the phase
 TOGETHER: Final = (
     "gathered with what comes next"  # the label of a gather that may begin earlier than it stands
 )
@@ -174,16 +171,28 @@ class Ready:
 
 
 def wait_late(graph: fx.Graph) -> None:
-    """Let each op that waits for a collective stand before the first that reads what is there then, with what unpacks it."""
+    """Let each op that waits for a collective stand before the first that reads what is there then, with what unpacks it.
+
+    What updates alone read is waited for before the first of them, in the order in which it was begun.
+    """
     place = {node: index for index, node in enumerate(graph.nodes)}
-    for wait in [node for node in graph.nodes if awaited_by(node) is not None]:
-        moved = unpacked(wait)
-        inside = set(moved)
-        readers = [reader for node in moved for reader in node.users if reader not in inside]
-        first = min(readers, key=place.__getitem__, default=graph.output_node())
-        if awaited_by(first) is None:  # else it stands where it is read
-            for node in sorted(moved, key=place.__getitem__):
-                first.prepend(node)
+    waits = [(begin, node) for node in graph.nodes if (begin := awaited_by(node)) is not None]
+    waits.sort(key=lambda item: place[item[0]])
+    found = [(moved := unpacked(wait), _first_reader(moved, place)) for _, wait in waits]
+    updates = [first for moved, first in found if origin(first).phase == _UPDATE != origin(moved[0]).phase]
+    begin = min(updates, key=place.__getitem__, default=None)
+    for moved, first in found:
+        if awaited_by(first) is not None:
+            continue  # it stands where it is read
+        there = begin if begin is not None and first in updates else first
+        for node in sorted(moved, key=place.__getitem__):
+            there.prepend(node)
+
+
+def _first_reader(moved: Sequence[fx.Node], place: Mapping[fx.Node, int]) -> fx.Node:
+    inside = set(moved)
+    readers = [reader for node in moved for reader in node.users if reader not in inside]
+    return min(readers, key=place.__getitem__, default=moved[0].graph.output_node())
 
 
 def unpacks(node: fx.Node) -> bool:

@@ -36,10 +36,10 @@ _CHECKED_BY: Final[Mapping[Any, tuple[tuple[Any, ...], int, int | None]]] = {
 def can_fail(node: fx.Node) -> bool:
     """True for an op that may refuse values, or of which nobody knows. Numbers that it is given have to fit into its type.
 
-    Another process may be gone: what talks to it can fail.
+    A collective refuses none: if another process is gone, no state of this one is of use any more.
     """
     if communicates(node.target):
-        return True
+        return False
     if node.target is operator.getitem or is_view(node) or origin(node).again:
         return False  # what has run once takes the same values again
     if not isinstance(node.target, OpOverload) or is_custom(node.target):

@@ -87,7 +87,7 @@ def _two_parts(plan: Plan, tail: Tail, known: Container[Any]) -> tuple[list[fx.N
 
     Ops that make numbers of state and of constants alone run early, wherever they are: they hold next to no memory.
     """
-    last = set(tail.ops)
+    last = {*tail.ops, *tail.exchange}
     ops = [node for node in plan.program.graph.nodes if computes(node) and node not in last]
     light = light_ops(plan.program.graph)
     failing = [
@@ -149,6 +149,7 @@ def _second(
         if op is not None:
             yield TailCall((op,))
     yield from chunk_calls(chunk, tail) if chunk else ()
+    yield from (TailCall((op,)) for op in tail.exchange)
 
 
 def _begins(
@@ -213,7 +214,7 @@ def _rebuilt(
     together = {op.name: call.ops[-1].name for call in second for op in call.ops}
     here_tail = tail.on(program)
     grouped = {op.name for call in early for op in call.ops}
-    apart = {*here_tail.ops, *(named[name] for name in grouped)}
+    apart = {*here_tail.ops, *here_tail.exchange, *(named[name] for name in grouped)}
     over = overwrites(program.graph, aliases(program, into), apart=apart)
     into |= {op.name: item.name for op, item in over.items()}
     calls = tuple(map(here, second))

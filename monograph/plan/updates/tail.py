@@ -19,6 +19,7 @@ from monograph.plan.layouts import certain_layouts
 from monograph.plan.overwrite import sources_of
 from monograph.plan.plan import Plan
 from monograph.plan.updates.counterparts import op_in_place
+from monograph.plan.updates.exchange import exchange, parts_sent, written_last
 from monograph.plan.updates.failing import is_arithmetic, largest_of, numbers_of
 from monograph.plan.updates.fused import FusedUpdate, fused_updates
 
@@ -46,6 +47,7 @@ class Tail:
     numbers: tuple[fx.Node, ...]
     largest: float
     early: tuple[fx.Node, ...]
+    exchange: tuple[fx.Node, ...] = ()  # what runs last, and can fail if another process does
 
     def on(self, program: Program) -> Tail:
         """The same of a program that has these values by the same names."""
@@ -61,6 +63,7 @@ class Tail:
             families=tuple(map(those, self.families)),
             numbers=those(self.numbers),
             early=those(self.early),
+            exchange=those(self.exchange),
         )
 
 
@@ -75,7 +78,8 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
     state = {index: nodes[place.input] for index, place in places.items()}
     old = set(state.values())
     known = {node.name for node in program.graph.nodes if node in old or _is_ours(node, program)}
-    last = _last_ops(program, memory, known)
+    exchanged = exchange(program)
+    last = _last_ops(program, memory, known, frozenset(exchanged))
     fused = list(_fused(plan, state, last, known))
     last |= {item.node for item in fused}
     ops = [node for node in compute_nodes(program.graph) if node in last]
@@ -84,21 +88,30 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
     for update in fused:
         writes.into_lists(update)
         written |= set(update.positions)
+    own = {shown for item in old for shown in memory.certain[item.name]}
+    for new, part in parts_sent(exchanged, set(ops), memory):
+        if own.issuperset(memory.possible[part.name]):
+            writes.into_state(new, part)
     families = tuple(family for family in writes.families(ops) if not writes.chained.isdisjoint(family))
     kept = {op for family in families for op in family}
     if not kept:
         return None
     writes.into_temporaries([op for op in ops if op in kept])
+    late = written_last(
+        exchanged, {i: item for i, item in state.items() if i not in written}, outputs, memory
+    )
+    writes.into |= {new: state[index] for index, new in late.items()}
     numbers = [item for op in ops if op in kept for item in numbers_of(op)]
     whole = kept | {op for item in fused for op in item.taken}
     return Tail(
         tuple(op for op in compute_nodes(program.graph) if op in whole),
         writes.into,
-        frozenset(written),
+        frozenset((*written, *late)),
         families,
         tuple(dict.fromkeys(numbers)),
         min(map(largest_of, {meta.dtype for op in kept for meta in metas(value(op))})),
         tuple(_early_ops(program, kept, old)),
+        exchanged,
     )
 
 
@@ -114,8 +127,8 @@ def _may_negate(program: Program) -> bool:
     )
 
 
-def _last_ops(program: Program, memory: Aliases, known: Set[str]) -> set[fx.Node]:
-    """Ops that take all values and lead to new state alone, through such ops. They work on memory that is known."""
+def _last_ops(program: Program, memory: Aliases, known: Set[str], exchanged: Set[fx.Node]) -> set[fx.Node]:
+    """Ops that take all values and lead to new state alone, through such ops or an exchange. They work on memory that is known."""
     output = program.graph.output_node()
     ports = zip(output_nodes(program.graph), program.outputs, strict=True)
     results = {item for item, port in ports if port.role is not Role.STATE}
@@ -126,7 +139,8 @@ def _last_ops(program: Program, memory: Aliases, known: Set[str]) -> set[fx.Node
             described is not None
             and bool(node.users)
             and node not in results
-            and all(reader in found or reader is output for reader in node.users)
+            and node not in exchanged
+            and all(reader in found or reader in exchanged or reader is output for reader in node.users)
             and (len(node.users) == 1 or bool(described.shape))  # a number for many would tie them together
             and _takes_all_values(node, described)
             and _works_on(known, node, memory)

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 import monograph as mg
-from monograph.capture.optimizers import declared_state
+from monograph.capture.optimizers import declared_state, trial_steps
 from monograph.capture.optimizers.declared_state import declare_state
-from monograph.capture.optimizers.tracing import first_state
+from monograph.capture.optimizers.trial_steps import first_state
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
@@ -146,9 +146,7 @@ def test_a_method_that_was_replaced():
 
 def test_few_trials_for_many_parameters(monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
-    monkeypatch.setattr(
-        declared_state, "first_state", lambda *given: asked.append(given) or first_state(*given)
-    )
+    monkeypatch.setattr(trial_steps, "first_state", lambda *given: asked.append(given) or first_state(*given))
     optimizer = torch.optim.AdamW([nn.Parameter(torch.randn(size, 3)) for size in range(2, 40)])
     check(optimizer)
     assert len(asked) == 2  # a parameter, and one of other sizes and values

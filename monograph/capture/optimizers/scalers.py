@@ -1,9 +1,10 @@
-"""A step that a GradScaler may skip: the update is computed, and where infinities were found the old values stay."""
+"""Gradient scalers in a trace. A step that one may skip: the update is computed, and where infinities were found old values stay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch.optim import ASGD, Optimizer, Rprop
 
 from monograph.compat.amp import found_infinite
+from monograph.compat.patching import replaced
 from monograph.compat.symbolic_numbers import is_symbolic
-from monograph.errors import OptimizerError
+from monograph.errors import CaptureError, OptimizerError
 
 # state that begins as the learning rate of the first step that is not skipped
 _FROM_RATE = {Rprop: "step_size", ASGD: "eta"}
@@ -127,3 +129,26 @@ def _refused(optimizer: Optimizer, what: str) -> OptimizerError:
         f"{type(optimizer).__name__} {what}: a gradient scaler cannot skip its step in a graph",
         hint="keep counters in tensors; SGD needs dampening=0; or take the first step in eager mode",
     )
+
+
+@contextmanager
+def foreign_scalers_refused(known: object) -> Iterator[None]:
+    """Inside, an enabled `GradScaler` other than `known` raises when it is used in this thread: it would keep tensors of the trace."""
+    thread = threading.get_ident()
+
+    def only_known(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if scaler is not known and scaler.is_enabled() and threading.get_ident() == thread:
+                raise CaptureError(
+                    "build() uses a gradient scaler that the graph does not know",
+                    hint="call self.set_grad_scaler(scaler) in __init__, and write loss.backward() in build()",
+                )
+            return original(scaler, *args, **kwargs)
+
+        return run
+
+    with ExitStack() as stack:
+        for name in ("scale", "unscale_", "step", "update"):
+            original = getattr(torch.amp.GradScaler, name)
+            stack.enter_context(replaced(torch.amp.GradScaler, name, only_known(original)))
+        yield

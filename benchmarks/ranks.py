@@ -1,0 +1,203 @@
+"""Steps of two processes: time and memory beside eager `DistributedDataParallel` and `fully_shard`, and what is hidden.
+
+    python -m benchmarks.ranks [--smoke] [--rounds N] [--hidden] [workload ...]
+
+Each process has one thread, over gloo. All sides of a workload run in the same two processes, in turn, a step each; the time
+is the median over rounds of the slower process. `tracked` is the most bytes of tensors that a step holds above those between
+steps, `planned` what Monograph says before it runs.
+
+With `--hidden` collectives take 20 ms each, in a thread that sleeps: what share of that does a step not take longer?
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+
+import monograph as mg
+from benchmarks.machine import cpu_name, versions
+from benchmarks.memory import MIB, most_allocated
+from benchmarks.sleeping import NAME, SleepingGroup, register
+from benchmarks.tables import NONE, Table
+from benchmarks.workload import Workload
+from benchmarks.workloads import all_workloads
+
+SIDES = {
+    "DDP, eager": ("ddp", "eager"),
+    "DDP, aten": ("ddp", "aten"),
+    "DDP, inductor": ("ddp", "inductor"),
+    "ZeRO 1, aten": ("zero 1", "aten"),
+    "ZeRO 2, aten": ("zero 2", "aten"),
+    "ZeRO 2, inductor": ("zero 2", "inductor"),
+    "fully_shard, eager": ("fully_shard", "eager"),
+    "fully_shard, aten": ("fully_shard", "aten"),
+    "fully_shard, inductor": ("fully_shard", "inductor"),
+    "ZeRO 3, aten": ("zero 3", "aten"),
+    "ZeRO 3, inductor": ("zero 3", "inductor"),
+}
+SLEEP = 0.02  # seconds
+WARM_STEPS = 3
+Figures = dict[str, tuple[float, int, int | None]]  # by side: seconds, tracked and planned bytes
+
+
+class Step(mg.Graph):
+    """A step of a workload."""
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., torch.Tensor], layout: str, backend: str
+    ) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        self.add_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
+        self.config.backend(backend)
+        if layout.startswith("zero"):
+            self.config.enable_zero(stage=int(layout[-1]))
+        elif dist.get_backend() == NAME:  # which wrappers do not know
+            self.config.enable_data_parallel()
+
+    def build(self, *batch: torch.Tensor) -> torch.Tensor:
+        loss = self.loss(self.model(*batch[:-1]), batch[-1])
+        loss.backward()
+        return loss
+
+
+def stepper(workload: Workload, layout: str, backend: str) -> tuple[Callable[[], Any], Step | None]:
+    """A step on a batch of this rank."""
+    torch.manual_seed(0)
+    model = workload.make_model()
+    batch = workload.make_batch(torch.Generator().manual_seed(dist.get_rank()))
+    if layout == "ddp" and dist.get_backend() != NAME:
+        model = DistributedDataParallel(model)
+    elif layout == "fully_shard":
+        for child in list(model.modules()):
+            if isinstance(child, (nn.ModuleList, nn.Sequential)):
+                for layer in child:
+                    inner = any(isinstance(item, (nn.ModuleList, nn.Sequential)) for item in layer.modules())
+                    if not inner and any(True for _ in layer.parameters()):
+                        fully_shard(layer)
+        fully_shard(model)
+    if backend != "eager":
+        step = Step(model, workload.loss, layout, backend)
+        return lambda: step(*batch), step
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def eager() -> None:
+        optimizer.zero_grad()
+        workload.loss(model(*batch[:-1]), batch[-1]).backward()
+        optimizer.step()
+
+    return eager, None
+
+
+def measured(name: str, rounds: int, *, smoke: bool) -> Figures:
+    """All sides of a workload, in this process."""
+    workload = all_workloads(smoke=smoke)[name]
+    steps = {side: stepper(workload, *how) for side, how in SIDES.items()}
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    for number in range(WARM_STEPS + rounds):
+        for side, (step, _) in steps.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            step()
+            if number >= WARM_STEPS:
+                seconds[side].append(time.perf_counter() - begin)
+    found = {}
+    for side, (step, graph) in steps.items():
+        gc.collect()
+        planned = None if graph is None else graph.builds[-1].memory.peak_bytes
+        found[side] = statistics.median(seconds[side]), most_allocated(step), planned
+        dist.barrier()
+    return found
+
+
+def hidden(name: str, rounds: int, *, smoke: bool) -> Figures:
+    """The share of the time of collectives that a step does not take longer, in place of seconds."""
+    workload = all_workloads(smoke=smoke)[name]
+    found = {}
+    for side, (layout, backend) in SIDES.items():
+        if backend == "eager" or layout == "fully_shard":
+            continue
+        step, _ = stepper(workload, layout, backend)
+        times: dict[float, list[float]] = {0.0: [], SLEEP: []}
+        for number in range(WARM_STEPS + rounds):
+            for pause, those in times.items():
+                for group in SleepingGroup.made:
+                    group.seconds, group.count = pause, 0
+                begin = time.perf_counter()
+                step()
+                if number >= WARM_STEPS:
+                    those.append(time.perf_counter() - begin)
+        count = sum(group.count for group in SleepingGroup.made)
+        longer = statistics.median(times[SLEEP]) - statistics.median(times[0.0])
+        found[side] = (1 - longer / (count * SLEEP), count, None)
+    return found
+
+
+def _rank(rank: int, folder: str, name: str, asked: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    register()
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group(NAME if asked.hidden else "gloo", store=store, rank=rank, world_size=2)
+    measure = hidden if asked.hidden else measured
+    torch.save(measure(name, asked.rounds, smoke=asked.smoke), f"{folder}/{rank}")
+
+
+def _rows(figures: Figures, *, is_share: bool) -> Any:
+    for side, (value, nbytes, planned) in figures.items():
+        if is_share:
+            yield side, str(nbytes), f"{value:.0%}"
+        else:
+            yield (
+                side,
+                f"{value * 1e3:.1f}",
+                f"{nbytes / MIB:.1f}",
+                NONE if planned is None else f"{planned / MIB:.1f}",
+            )
+
+
+def main() -> None:
+    """Measure what is asked for, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workloads", nargs="*", default=["gpt", "mobilenet"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--smoke", action="store_true", help="small models")
+    parser.add_argument("--hidden", action="store_true", help="collectives that sleep")
+    asked = parser.parse_args()
+    print(f"{cpu_name()}, 2 processes with a thread each; {versions()}\n")
+    for name in asked.workloads:
+        with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
+            spawn(_rank, (folder, name, asked), nprocs=2)
+            ranks: list[Figures] = [torch.load(Path(folder) / str(rank)) for rank in range(2)]
+        slower: Figures = {
+            side: (
+                min(one[0], other[0]) if asked.hidden else max(one[0], other[0]),
+                max(one[1], other[1]),
+                one[2],
+            )
+            for side, one, other in ((side, ranks[0][side], ranks[1][side]) for side in ranks[0])
+        }
+        columns = (
+            ("side", "collectives", "hidden")
+            if asked.hidden
+            else ("side", "ms", "tracked MiB", "planned MiB")
+        )
+        print(Table(name, columns, tuple(_rows(slower, is_share=asked.hidden))).markdown(), end="\n\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

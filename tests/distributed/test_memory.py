@@ -1,0 +1,81 @@
+"""What a step of several processes holds at most: each updates its rows in place, and collectives take a bucket at a time."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import monograph as mg
+from monograph.distributed.programs.collectives import awaited_by, begins_collective
+from tests.distributed.training import Case, Wrong, assert_right
+from tests.support import assert_same
+
+WIDTH = 256
+
+
+def _model() -> nn.Module:
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(6)]
+    return nn.Sequential(*layers)
+
+
+class Step(mg.Graph):
+    def __init__(self, model: nn.Module, stage: int) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        self.average = self.add_ema(model, 0.9)
+        self.config.backend("aten")
+        self.config.enable_zero(stage=stage)
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        return loss
+
+
+def rows_are_updated_in_place(rank: int, stage: int) -> None:
+    """Beside gradients there is at most a copy of some of them, and of what the others have updated."""
+    base = _model()
+    eager, step = DistributedDataParallel(copy.deepcopy(base)), Step(base, stage)
+    optimizer = torch.optim.AdamW(eager.parameters(), lr=0.01)
+    for index in range(3):
+        x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(2 * index + rank))
+        loss = eager(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert_same(loss.detach(), step(x).detach(), f"loss {index}")
+    for (name, parameter), ours in zip(eager.module.named_parameters(), base.parameters(), strict=True):
+        assert_same(parameter.detach(), ours.detach(), name)
+    (build,) = step.builds
+    whole = sum(item.nbytes for item in base.parameters())
+    assert build.memory.peak_bytes < 2.3 * whole, build.memory.peak_bytes / whole
+
+
+def collectives_are_awaited_as_they_begin(rank: int) -> None:
+    """So that the first updates run while the last gradients are on their way."""
+    step = Step(_model(), 2)
+    step(torch.randn(4, WIDTH))
+    (build,) = step.builds
+    nodes = list(build.program.graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    begun = [awaited_by(node) for node in nodes if awaited_by(node) is not None]
+    assert len(begun) == sum(map(begins_collective, nodes)) > 2
+    assert all(place[one] < place[other] for one, other in pairwise(begun))
+
+
+QUICK: dict[str, Case] = {
+    f"stage {stage}": partial(rows_are_updated_in_place, stage=stage) for stage in (1, 2)
+} | {"order": collectives_are_awaited_as_they_begin}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", QUICK)
+def test_memory(quick: Wrong, case: str) -> None:
+    assert_right(case, quick)

@@ -1,0 +1,94 @@
+"""Ranks run the same code: one choice of kernels for all, and one step at which compiled code takes over."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import monograph as mg
+from monograph.backends.beside import CompiledBeside
+from monograph.distributed.agreement import Agreement, Ranks
+from monograph.distributed.agreement.signature import signature_of
+from monograph.kernels.tuned import remembered
+from tests.distributed.processes import on_ranks
+
+
+def _choices() -> list[str]:
+    """Each rank measures something else, and remembers it somewhere else."""
+    rank = dist.get_rank()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MONOGRAPH_CACHE_DIR"] = folder
+        times = [{"default": 1.0, "other": 0.5}, {"default": 1.0, "other": 2.0}]
+        found = []
+        for name in ("first", "second"):
+            if rank == (name == "second"):  # the other one asks later
+                found.append(remembered((name,), ("default", "other"), lambda: times[rank]).winner)
+            dist.barrier()
+            if len(found) < 1 + (name == "second"):
+                found.append(remembered((name,), ("default", "other"), lambda: times[rank]).winner)
+        return found
+
+
+def _first_swap() -> int:
+    """The first step that may run other code; the ranks are ready for it at different steps."""
+    rank = dist.get_rank()
+    agreement = Agreement(Ranks("swaps"))
+    agreement.confirm(signature_of([]))
+    for step in range(12):
+        may = agreement.swaps("build", step, is_ready=step >= 2 + 4 * rank)
+        dist.barrier()  # as collectives of a step do
+        if may:
+            return step
+    return -1
+
+
+def _agreed() -> tuple[list[str], int]:
+    return _choices(), _first_swap()
+
+
+def test_choices_and_swaps_are_the_same() -> None:
+    (choices, step), other = on_ranks(_agreed)
+    assert choices == ["other", "default"]
+    assert step == 8
+    assert other == (choices, step)
+
+
+class Step(mg.Graph):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Linear(8, 8)
+        self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.config.backend("inductor", background=True)
+        self.config.enable_data_parallel()
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        return loss
+
+
+def _trained() -> tuple[list[Any], int]:
+    step, begun, is_done = Step(), [0], CompiledBeside.is_done
+    if dist.get_rank() == 1:
+        CompiledBeside.is_done = lambda self: begun[0] > 6 and is_done(self)  # type: ignore[method-assign]
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for _ in range(100_000):
+        begun[0] += 1
+        step(x)
+        if step.builds[0].backend == "inductor":
+            break
+    return [parameter.detach().clone() for parameter in step.model.parameters()], begun[0]
+
+
+@pytest.mark.long
+def test_compiled_code_takes_over_at_one_step() -> None:
+    (parameters, step), (others, at) = on_ranks(_trained, seconds=300)
+    assert step == at > 6
+    assert all(map(torch.equal, parameters, others))
