@@ -199,7 +199,7 @@ class Graph:
     show, diff, explain = inspected.show, inspected.diff, inspected.explain
     memory, max_batch, profile = inspected.memory, inspected.max_batch, inspected.profile
     verify, find_nonfinite, replay = inspected.verify, inspected.find_nonfinite, inspected.replay
-    to_html, draw = inspected.to_html, inspected.draw
+    plan, to_html, draw = inspected.plan, inspected.to_html, inspected.draw
 
     def __repr__(self) -> str:
         owned, kind = self._monograph.owned(), type(self).__name__

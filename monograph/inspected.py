@@ -12,6 +12,7 @@ from monograph.internals.internals import internals_of
 from monograph.ir.text import Text
 
 if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
+    from monograph.distributed.planning.report import RanksPlan
     from monograph.inspect.memory.report import MemoryReport
     from monograph.inspect.nonfinite import NonfiniteReport
     from monograph.inspect.profile import Profile
@@ -131,6 +132,37 @@ def max_batch(self: Any, *args: Any, memory: float, **kwargs: Any) -> int:
     from monograph.internals.largest_batch import largest_batch
 
     return largest_batch(internals_of(self), args, kwargs, memory)
+
+
+def plan(
+    self: Any,
+    *args: Any,
+    world_size: int,
+    mesh: Any = None,
+    zero: int | None = None,
+    pipeline: str | None = None,
+    **kwargs: Any,
+) -> RanksPlan:
+    """What ranks would hold and send in this step, if `world_size` processes took it together, each with such arguments.
+
+    `mesh` has the sizes of a grid of ranks, as (128, 8), or its names and sizes: copies along the first dimension, parts along the
+    last. `zero` is a stage of `config.enable_zero()`, by default what the configuration says; else each rank has all, as
+    with `config.enable_data_parallel()`. A graph whose modules have stages is planned as a pipeline, by the schedule `pipeline` or that
+    of the configuration. It is planned in child processes, without a process group; nothing runs, and nothing is
+    changed. The result has the bytes of each kind of rank, and `predict()` for the time; `str()` of it is a table. Raises
+    DistributedError inside of a process group, and for steps that would hang or compute something else.
+
+    >>> import monograph as mg
+    >>> layer = torch.nn.Linear(64, 64)
+    >>> step = mg.train_graph(layer, torch.nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> step.plan(mg.spec((8, 64)), mg.spec((8, 64)), world_size=4, zero=3).ranks[0].payload_bytes
+    24960
+    """
+    from monograph.distributed.planning.plan import plan_ranks
+
+    return plan_ranks(
+        internals_of(self), args, kwargs, world_size=world_size, mesh=mesh, zero=zero, pipeline=pipeline
+    )
 
 
 def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> None:

@@ -303,6 +303,12 @@ def operator_schemas(name: str) -> list[list[tuple[str, str, bool]]]:
     return [[(a.name, str(a.type), a.kwarg_only) for a in schema.arguments] for schema in schemas]
 
 
+def has_flops(target: Any) -> bool:
+    """True for an op that `flops_of` has a formula for."""
+    registry = getattr(importlib.import_module("torch.utils.flop_counter"), "flop_registry", {})
+    return getattr(target, "_overloadpacket", None) in registry
+
+
 def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
     """Floating point operations of a matrix product, convolution or attention; 0 for any other op.
 

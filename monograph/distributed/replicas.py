@@ -99,7 +99,7 @@ def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
                 hint="use one of the two",
             )
         mesh = whole.mesh
-        group = shared_name(whole_group() if mesh is None else mesh.get_group(0))
+        group = shared_name(whole_group() if mesh is None or mesh.ndim > 1 else mesh.get_group(0))
         size = group_size(group)
         parts = frozenset(parts_of_whole(owned, settings))
         found += [

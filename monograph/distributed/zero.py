@@ -94,7 +94,7 @@ def shard_state(owned: Owned, settings: Settings) -> None:
             for key, entry in entries.items():
                 if isinstance(entry, torch.Tensor) and not is_sharded(entry) and entry.shape == owner.shape:
                     made = part_laid_out(
-                        entry.detach(), part.device_mesh, is_split=bool(part.placements[0].is_shard())
+                        entry.detach(), part.device_mesh, is_split=bool(part.placements[-1].is_shard())
                     )
                     entries[key] = made.clone(memory_format=torch.contiguous_format)
 
@@ -129,6 +129,8 @@ class PartsUpdated:
     def _mesh(self, device: str) -> Any:
         if device not in self._meshes and self._batches is None:
             self._meshes[device] = mesh_of_all(device, ZERO_DIM)
+        elif device not in self._meshes and (self._batches.mesh_dim_names or ("",))[-1] == ZERO_DIM:
+            self._meshes[device] = self._batches  # of a plan: copies along its first dimension
         elif device not in self._meshes:
             self._meshes[device] = mesh_of_group(self._batches.get_group(0), device, ZERO_DIM)
         return self._meshes[device]
@@ -167,4 +169,4 @@ def _in_optimizers(owned: Owned, made: dict[int, Any], part: Any) -> None:
 def is_of_zero(parameter: object) -> bool:
     """True for a parameter that a graph has laid out itself."""
     names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None)
-    return is_sharded(parameter) and names == (ZERO_DIM,)
+    return is_sharded(parameter) and names is not None and names[-1] == ZERO_DIM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Final
 
@@ -75,14 +76,28 @@ def _read_parts_themselves(graph: fx.Graph) -> None:
 
 
 def _merge_reductions(graph: fx.Graph) -> None:
-    ready = Ready(graph)
-    begun = _begun_in(graph, gathers=False)
-    begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
-    for bucket in _buckets(begun, ready):
-        present = [found for item in bucket if (found := begun_by(item.begin)) is not None]
-        _begin_early(present, Ready(graph))
-        if len(present) > 1:
-            merge(graph, present)
+    for kind in _kinds_in_order(graph):
+        ready = Ready(graph)
+        begun = [item for item in _begun_in(graph, gathers=False) if item.kind == kind]
+        begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
+        for bucket in list(_buckets(begun, ready)):
+            present = [found for item in bucket if (found := begun_by(item.begin)) is not None]
+            _begin_early(present, Ready(graph))
+            if len(present) > 1:
+                merge(graph, present)
+
+
+def _kinds_in_order(graph: fx.Graph) -> list[object]:
+    """Those first whose results others send on: sums of parts come after the parts. None that needs itself."""
+    ready, needs = Ready(graph), dict[object, set[object]]()
+    for item in _begun_in(graph, gathers=False):
+        needs.setdefault(item.kind, set()).update(before.kind for before in ready.sends_on(item))
+    sums_again = {kind for kind, needed in needs.items() if kind in needed}
+    others = {kind: needed - sums_again for kind, needed in needs.items() if kind not in sums_again}
+    try:
+        return [*TopologicalSorter(others).static_order()]
+    except CycleError:
+        return []
 
 
 def _buckets(begun: Sequence[Begun], ready: Ready) -> Iterator[list[Begun]]:
@@ -94,7 +109,7 @@ def _buckets(begun: Sequence[Begun], ready: Ready) -> Iterator[list[Begun]]:
         bucket = open_ones.setdefault(item.kind, [])
         limit = usual if item.kind in full else FIRST_BYTES
         held = sum(map(_nbytes, bucket))
-        late = ready.of(item.given) >= min(map(ready.first_read, bucket), default=ready.end)
+        late = ready.of(item.given) >= min(map(ready.first_use, bucket), default=ready.end)
         if bucket and (late or held + _nbytes(item) > limit):
             full.add(item.kind)
             yield bucket

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.compat.ops import flops_of
+from monograph.compat.ops import flops_of, has_flops
 from monograph.ir.evaluate import example
 from monograph.ir.meta import form, value
 
@@ -18,6 +18,8 @@ def flops(node: fx.Node) -> int:
     """Floating point operations of matrix products, convolutions, attention and recurrent layers; 0 for any other op."""
     if node.target is _RECURRENT:
         return _of_recurrent_layer(node)
+    if not has_flops(node.target):
+        return 0
 
     def shaped(item: Any) -> Any:
         return example(value(item)) if isinstance(item, fx.Node) else item

@@ -82,6 +82,7 @@ MEMBERS = {
     "max_batch",
     "memory",
     "name",
+    "plan",
     "probes",
     "profile",
     "prove_resume",

@@ -166,7 +166,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture/numbers", 'if ordered or sign in ("==", "!=") else', "if True else", ("capture/numbers/test_uses_of_numbers.py", *NUMBERS), is_new=True),
     Mutation("capture/accumulation", "return part.requires_grad_(leaf.requires_grad) if leaf.requires_grad else part", "return part", ACCUMULATION),
     Mutation("capture/accumulation", "if id(leaf) in state and position not in call.replicated:", "if False:", ACCUMULATION),
-    Mutation("capture/accumulation", "            return items[-1]\n", "            return items[0]\n", ACCUMULATION),
+    Mutation("capture/accumulation", "            return items[-1]\n", "            return items[0]\n", ACCUMULATION, file="capture/accumulation/steps"),
     Mutation("capture/accumulation", "if parameter_hooks(parameter)[1]:", "if False:", ACCUMULATION),
     Mutation("capture/accumulation", "if node in gradients and waiting:", "if False:", ACCUMULATION),
     Mutation("capture/accumulation", "if result.shape[0] == 1 or any(count and result.shape[0] % count == 0 for count in rows):", "if result.shape[0] == 1:", ACCUMULATION),

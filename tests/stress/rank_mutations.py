@@ -11,4 +11,8 @@ RANKS: tuple[Mutation, ...] = (
     Mutation("distributed", "        if len(set(texts)) > 1:\n", "        if False:\n", ("distributed/test_faults.py",), is_new=True),
     Mutation("distributed", "        if len(set(digests)) == 1:\n", "        if digests:\n", ("distributed/test_agreement.py",), is_new=True),
     Mutation("internals", "            except NonfiniteError as error:  # all have it: the flag is that of all\n                nonfinite = error\n", "            except ZeroDivisionError as error:\n                nonfinite = error\n", ("distributed/test_data_parallel.py",), is_new=True),
+    Mutation("distributed", "        if len(set(said)) > 1:\n", "        if False:\n", ("distributed/test_rank_programs.py",), is_new=True),
+    Mutation("distributed", "            if waiting and not any(moved):\n", "            if False:\n", ("distributed/test_rank_programs.py",), is_new=True),
+    Mutation("distributed", "    if known.joined is not None and not covers(known.joined):\n", "    if False:\n", ("distributed/test_rank_programs.py",), is_new=True),
+    Mutation("distributed", '    "all_reduce": 2,', '    "all_reduce": 1,', ("distributed/test_planning.py",), is_new=True),
 )  # fmt: skip

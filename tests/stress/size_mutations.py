@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.stress.mutations import Mutation
 
 SIZES: tuple[Mutation, ...] = (
-    Mutation("sizes", "return found.pop() if len(found) == 1 else None", "return found.pop() if found else None", ("sizes",)),
+    Mutation("sizes", "return found.pop() if len(found) == 1 else None", "return found.pop() if found else None", ("sizes",), file="sizes/expression"),
     Mutation("sizes", "return isinstance(other, Size) and self.expression == other.expression", "return isinstance(other, Size) and int(self) == int(other)", ("sizes",)),
     Mutation("sizes", "        return hash(self.expression)\n", "        return hash(int(self))\n", ("sizes",)),
     Mutation("sizes", "inner.dividend // (inner.divisor * divisor)", "inner.dividend // inner.divisor", ("sizes",)),

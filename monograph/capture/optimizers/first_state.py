@@ -100,7 +100,7 @@ def _updated_part(item: _Waiting) -> Any:
     like = next((entry for entry in item.entries.values() if is_sharded(entry)), None)
     if like is None or is_sharded(item.owner):
         return item.owner
-    return part_laid_out(item.owner.detach(), like.device_mesh, is_split=like.placements[0].is_shard())
+    return part_laid_out(item.owner.detach(), like.device_mesh, is_split=like.placements[-1].is_shard())
 
 
 def _renewed(old: Any, new: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from monograph.capture.optimizers.autocast import Casting
+from monograph.capture.tensors.functions import infinities_of_all
 from monograph.compat.amp import forget_unscaled
 from monograph.compat.autograd import watching_backward
 from monograph.compat.patching import replaced
@@ -179,7 +180,7 @@ class StepRules:
     def _unscale(self, registered: RegisteredOptimizer) -> None:
         if self._scaler is not None and self.complete and self._stages[registered.name] == _READY:
             self._stages[registered.name] = _UNSCALED
-            with self.own_business(), self._doing("scale"), self._casting.off():
+            with self.own_business(), self._doing("scale"), self._casting.off(), infinities_of_all():
                 type(self._scaler).unscale_(self._scaler, registered.optimizer)
 
     # --- the update ----------------------------------------------------------------------------------------------------

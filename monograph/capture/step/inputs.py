@@ -127,7 +127,7 @@ class StepInputs:
         """The trace begins: what this process updates of parameters are views of these."""
         for item in self.inputs.parts():
             whole = item.fake.detach()
-            if item.part.placements[0].is_shard():
+            if item.part.placements[-1].is_shard():
                 begin, end = rows_here(int(whole.shape[0]), item.part.device_mesh)
                 whole = whole[begin:end]
             put_local(item.shown, whole)
@@ -152,7 +152,7 @@ class StepInputs:
         with torch.no_grad():
             for item in self.inputs.parts():
                 changed = id(item.real) in stepped or changes_of(item.shown)
-                if item.part.placements[0].is_shard() and changed:
+                if item.part.placements[-1].is_shard() and changed:
                     item.fake.detach().copy_(whole_of(local_of(item.shown).clone(), item.part))
 
     def update_average(self, average: Average) -> None:

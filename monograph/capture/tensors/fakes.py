@@ -172,9 +172,9 @@ class Inputs:
 
     def show_part(self, item: Input, part: Any, *, sums_whole: bool) -> None:
         """Let the step see a DTensor of what this process updates in the place of a parameter that is an input."""
-        local = local_of(part)
+        local, device = local_of(part), planned_device(part.device)
         with self.mode:
-            fake = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
+            fake = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=device)
         item.part, item.sums_whole, real = part, sums_whole, item.real
         shown = with_local(part, fake, requires_grad=real.requires_grad)
         item.whole = (real, shown)

@@ -7,7 +7,8 @@ arguments, and give its result.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from monograph.compat.distributed.groups import shared_name
 from monograph.compat.distributed.tensors import is_sharded, laid_out_as, part_of
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
+from monograph.compat.patching import replace_here
 from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, storage_key
 from monograph.compat.traces.nodes import traced_node
 from monograph.distributed.averages import largest
@@ -162,6 +164,19 @@ def _unscaled(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         for dim in range(mesh.ndim):
             found.copy_(largest(found, shared_name(mesh.get_group(dim))))
     return None
+
+
+@contextmanager
+def infinities_of_all() -> Iterator[None]:
+    """Inside, a scaler that looks for infinities takes those of all processes, also where no mode sees its call."""
+    with ExitStack() as stack:
+        if UNSCALE is not None:
+            replace_here(stack, torch, UNSCALE.__name__, _unscaled_for_all)
+        yield
+
+
+def _unscaled_for_all(*args: Any, **kwargs: Any) -> Any:
+    return _unscaled(None, UNSCALE, args, kwargs)
 
 
 def parts_laid_out_alike(given: dict[Any, Any]) -> dict[Any, Any]:

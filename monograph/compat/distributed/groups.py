@@ -60,8 +60,9 @@ def whole_group() -> Any:
 
 
 def mesh_of_all(device: str, name: str) -> Any:
-    """A mesh of one dimension of this name over all processes."""
+    """A mesh of one dimension of this name over all processes. What is planned on meta is laid out as on the CPU."""
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
+    device = "cpu" if device == "meta" else device
     return device_mesh.init_device_mesh(device, (num_processes(),), mesh_dim_names=(name,))
 
 
@@ -130,6 +131,11 @@ def group_size(name: str) -> int:
 def group_named(name: str) -> Any:
     """The group of a name."""
     return torch_groups()._resolve_process_group(name)
+
+
+def ranks_in(name: str) -> tuple[int, ...]:
+    """The processes in the group of a name, by their numbers among all."""
+    return tuple(dist.get_process_group_ranks(group_named(name)))
 
 
 def torch_groups() -> Any:

@@ -97,9 +97,10 @@ def awaited_part(item: Any) -> torch.Tensor:
 
 
 def rows_here(rows: int, mesh: Any) -> tuple[int, int]:
-    """The first of so many rows that this process of a mesh of one dimension has, and the first that it has not."""
-    share = -(-rows // mesh.size())
-    begin = min(rows, share * mesh.get_local_rank())
+    """The first of so many rows that this process has along the last dimension of a mesh, and the first that it has not."""
+    last = mesh.ndim - 1
+    share = -(-rows // mesh.size(last))
+    begin = min(rows, share * mesh.get_local_rank(last))
     return begin, min(rows, begin + share)
 
 
@@ -109,12 +110,13 @@ def put_local(item: Any, local: torch.Tensor) -> None:
 
 
 def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
-    """A DTensor over a mesh of one dimension, of a tensor that all its processes have: a view of that.
+    """A DTensor over a mesh, of a tensor that all its processes have: a view of that.
 
-    With `is_split` each has some of its rows, else all of them. No process asks another one.
+    With `is_split` the processes along its last dimension have some of the rows each, else all have all. None asks another one.
     """
     tensors = importlib.import_module("torch.distributed.tensor")
-    placement = tensors.Shard(0) if is_split else tensors.Replicate()
+    placements = [tensors.Replicate()] * mesh.ndim
+    placements[-1] = tensors.Shard(0) if is_split else tensors.Replicate()
     local = whole
     if is_split:
         begin, end = rows_here(whole.shape[0], mesh)
@@ -123,7 +125,7 @@ def part_laid_out(whole: torch.Tensor, mesh: Any, *, is_split: bool) -> Any:
         whole.shape,
         torch.empty_like(whole, device="meta", memory_format=torch.contiguous_format).stride(),
     )
-    return tensors.DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=stride)
+    return tensors.DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def is_copied(item: object) -> bool:

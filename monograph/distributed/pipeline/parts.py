@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from monograph.compat.traces.nodes import graph_module
 from monograph.errors import DistributedError
 from monograph.ir.meta import TensorMeta, origin, plain, set_value, value
 from monograph.ir.port import Port, Role
@@ -56,7 +57,7 @@ def part_of(
         else Port(f"{name}_{index}", port.role, port.path)
         for index, (item, port) in enumerate(made)
     ]
-    module = fx.GraphModule(source.module, graph)
+    module = graph_module(source.module, graph)
     return Part(Program(name, module, tuple(inputs), tuple(outputs)), tuple(given), tuple(made))
 
 

@@ -21,6 +21,7 @@ from monograph.compat.distributed.pipelining import (
     SEND_FORWARD,
     Action,
 )
+from monograph.compat.traces.nodes import graph_module
 from monograph.distributed.pipeline.parts import Part
 from monograph.distributed.pipeline.results import Key, Results
 from monograph.distributed.pipeline.spread import STATE, Spread
@@ -92,7 +93,7 @@ class _Step:
         root = nn.Module()
         for part in self.parts.values():
             root.add_module(part.name, part.module)
-        module = fx.GraphModule(root, self.writer.graph)
+        module = graph_module(root, self.writer.graph)
         ports = tuple(port for _, port in outputs)
         return Program(whole.name, module, tuple(inputs), ports, tuple(self.parts.values()))
 

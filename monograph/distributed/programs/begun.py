@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -131,6 +131,28 @@ class Ready:
     def first_read(self, item: Begun) -> int:
         """The place of the first op that reads what a collective makes, or unpacks it."""
         return min((self.place[reader] for reader in item.wait.users), default=self.end)
+
+    def first_use(self, item: Begun) -> int:
+        """The same, but of what is only sent on, where what comes back of that is read."""
+        return min(map(self._used, item.wait.users), default=self.end)
+
+    def _used(self, reader: fx.Node) -> int:
+        further = begun_by(reader)
+        if further is not None:
+            return self.first_use(further)
+        if self.may_move(reader):
+            return min(map(self._used, reader.users), default=self.end)
+        return self.place[reader]
+
+    def sends_on(self, item: Begun) -> Iterator[Begun]:
+        """The collectives whose results are all that a collective sends."""
+        pending = [item.given]
+        while pending:
+            node = pending.pop()
+            if (begin := awaited_by(node)) is not None and (before := begun_by(begin)) is not None:
+                yield before
+            elif node.target in _ON_THE_WAY:
+                pending += node.all_input_nodes
 
     def may_move(self, node: fx.Node) -> bool:
         """True for what only prepares what a collective sends."""

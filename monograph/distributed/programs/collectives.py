@@ -36,14 +36,20 @@ def read_by(node: fx.Node) -> Iterable[fx.Node]:
     return (*node.all_input_nodes, *awaited.all_input_nodes)
 
 
-def calls_in_order(program: Program) -> Iterator[Any]:
-    """The collectives of a step in the order in which they begin, each as its op with its numbers and its group."""
+def collectives_in_order(program: Program) -> Iterator[fx.Node]:
+    """The ops that begin the collectives of a step, as they begin; those of a part as often as it is called."""
     parts = {part.name: part for part in program.parts}
     for node in filter(computes, program.graph.nodes):
         if node.op == "call_module" and node.target in parts:
-            yield from calls_in_order(parts[str(node.target)])
+            yield from collectives_in_order(parts[str(node.target)])
         elif begins_collective(node):
-            yield node.target, tuple(item for item in node.args if isinstance(item, (str, int)))
+            yield node
+
+
+def calls_in_order(program: Program) -> Iterator[Any]:
+    """The same, each as its op with its numbers and its group."""
+    for node in collectives_in_order(program):
+        yield node.target, tuple(item for item in node.args if isinstance(item, (str, int)))
 
 
 def groups_in(program: Program) -> list[str]:
