@@ -11,6 +11,7 @@ from torch import nn
 
 from monograph.compat.fakes import DATA_DEPENDENT
 from monograph.compat.symbolic_numbers import is_overflow
+from monograph.distributed.zero import is_of_zero
 from monograph.errors import (
     DataDependentError,
     DistributedError,
@@ -43,10 +44,6 @@ _HINTS = {  # for what torch says
     "only applicable to index tensor": _NUMBERS_OF_CLASSES,
     "expected target to have an integer dtype": _NUMBERS_OF_CLASSES,
     "expected target dtype to be Long or Byte": _NUMBERS_OF_CLASSES,
-    "got mixed torch.Tensor and DTensor": (
-        "a parameter in parts is whole where code of a module reads it by its name, as self.weight or self.child.weight in a "
-        "forward; elsewhere, and from parameters(), it is a DTensor: its full_tensor() is whole, too"
-    ),
     "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
 }
 _PACKED = (
@@ -63,11 +60,24 @@ _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python read
     ),
 }
 _MIXED = "mixed torch.Tensor and DTensor"
+_WHOLE_IN_MODULES = (
+    "a parameter in parts is whole where code of a module reads it by its name, as self.weight or self.child.weight in a "
+    "forward; elsewhere, and from parameters(), it is a DTensor: its full_tensor() is whole, too"
+)
+_SHARE_BOTH = (
+    "share both: mg.distributed.to_global(model, placement, sbp.broadcast); or give the part of this process: "
+    "x.to_local(), which is the batch of enable_data_parallel(), enable_zero() and wrapped models"
+)
 _OTHER_MESH = ("different mesh", "cross-mesh", "different device mesh")
 _ONE_MESH = "put all on one: mg.distributed.to_global(x, placement, sbp), with the placement of the model's parameters"
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
+
+
+def _has_parts(owned: Owned) -> bool:
+    """True if the graph has laid out parameters itself."""
+    return any(is_of_zero(item) for module in owned.modules.values() for item in module.parameters())
 
 
 def translated(error: Exception, owned: Owned) -> Exception:
@@ -102,8 +112,7 @@ def translated(error: Exception, owned: Owned) -> Exception:
         return DistributedError(
             f"build() computes with a tensor that processes share and one of this process: {error}",
             where=place,
-            hint="share both: mg.distributed.to_global(model, placement, sbp.broadcast); or give the part of this process: "
-            "x.to_local(), which is the batch of enable_data_parallel(), enable_zero() and wrapped models",
+            hint=_WHOLE_IN_MODULES if _has_parts(owned) else _SHARE_BOTH,
         )
     if is_overflow(error):
         return error  # the kernel's own, as in eager mode
