@@ -7,7 +7,7 @@ HTML_INSTALLED := .venv/.installed-html
 # two processes of one thread each
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo unit test test-all test-html sweep sweep-inductor sweep-special judge search zoo zoo-sizes lint check stress mutants bench size names docs clean
+.PHONY: demo unit test test-all ranks test-html sweep sweep-inductor sweep-special judge search zoo zoo-sizes lint check stress mutants bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -21,7 +21,11 @@ test: $(INSTALLED)
 	$(PYTEST) -m "not long"
 
 test-all: $(INSTALLED)
-	$(PYTEST)
+	$(PYTEST) -m "not ranks"
+
+# optimizers, layouts and workloads on two and four processes; an hour on two cores
+ranks: $(INSTALLED)
+	$(PYTEST) -m ranks
 
 # the page of to_html() in a browser; needs Chromium (Debian: apt install chromium)
 test-html: $(HTML_INSTALLED)

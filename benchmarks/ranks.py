@@ -83,11 +83,12 @@ def stepper(workload: Workload, layout: str, backend: str) -> tuple[Callable[[],
     if layout == "ddp" and dist.get_backend() != NAME:
         model = DistributedDataParallel(model)
     elif layout == "fully_shard":
+        inside = set[nn.Module]()
         for child in list(model.modules()):
-            if isinstance(child, (nn.ModuleList, nn.Sequential)):
+            if isinstance(child, (nn.ModuleList, nn.Sequential)) and child not in inside:
                 for layer in child:
-                    inner = any(isinstance(item, (nn.ModuleList, nn.Sequential)) for item in layer.modules())
-                    if not inner and any(True for _ in layer.parameters()):
+                    inside.update(layer.modules())
+                    if any(True for _ in layer.parameters()):
                         fully_shard(layer)
         fully_shard(model)
     if backend != "eager":

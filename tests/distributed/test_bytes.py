@@ -158,7 +158,11 @@ def small_bytes(workload: str) -> int:
 
 
 CASES = [
-    pytest.param(workload, ranks, marks=() if (workload, ranks) == ("gpt", 2) else pytest.mark.long)
+    pytest.param(
+        workload,
+        ranks,
+        marks=() if (workload, ranks) == ("gpt", 2) else (pytest.mark.long, pytest.mark.ranks),
+    )
     for workload in ("gpt", "mlp", "mobilenet")
     for ranks in (2, 4)
 ]

@@ -33,7 +33,7 @@ from tests.distributed.training import (
 )
 from tests.support import assert_same
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.ranks]
 Wrap = Callable[[nn.Module], nn.Module]
 
 

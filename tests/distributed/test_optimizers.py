@@ -288,6 +288,7 @@ def test_optimizers_do_as_in_eager_mode(case: str, quick: Wrong) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", LONG)
 def test_each_way_of_each_optimizer(case: str, long: Wrong) -> None:
     assert_right(case, long)
