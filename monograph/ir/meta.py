@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -33,6 +33,7 @@ _SHORT = {
     torch.complex128: "c128",
 }
 _NOWHERE = Origin()
+UPDATE_PHASE: Final = "update"  # of what optimizers do
 _OF_KIND = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}  # of Python's numbers
 
 
@@ -184,6 +185,21 @@ def plain(described: Any) -> Any:
 def set_origin(node: fx.Node, origin: Origin) -> None:
     """Say where `node` comes from."""
     node.meta["origin"] = origin
+
+
+def is_late(node: fx.Node) -> bool:
+    """True for an op of an update or an average, which comes after the gradients are final."""
+    return origin(node).phase in (UPDATE_PHASE, "average")
+
+
+def write_op(
+    graph: fx.Graph, target: Any, args: tuple[Any, ...], made: Any, where: Origin, name: str | None = None
+) -> fx.Node:
+    """Add an op at the place where a graph is written; `made` describes what it gives."""
+    node = graph.create_node("call_function", target, args, {}, name=name)
+    set_value(node, made)
+    set_origin(node, where)
+    return node
 
 
 def origin(node: fx.Node) -> Origin:

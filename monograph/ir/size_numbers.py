@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from monograph.ir.call.nested import leaves_in
-from monograph.ir.meta import ScalarMeta, TensorMeta, metas, set_origin, set_value, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, metas, set_value, value, write_op
 from monograph.ir.program import Program
 from monograph.sizes.expression import Expression, Quotient
 from monograph.sizes.place import places_in, size_places
@@ -230,7 +230,4 @@ class _Numbers:
         return whole if parts == 1 else self._call(operator.floordiv, whole, parts)
 
     def _call(self, target: Any, *args: fx.Node | int) -> fx.Node:
-        node = self._graph.call_function(target, args)
-        set_value(node, ScalarMeta("int"))
-        set_origin(node, Origin(phase="forward"))
-        return node
+        return write_op(self._graph, target, args, ScalarMeta("int"), Origin(phase="forward"))

@@ -13,7 +13,7 @@ from torch import fx
 from monograph.distributed.programs.begun import GATHER, TOGETHER, Begun, Ready, begun_by, wait_late
 from monograph.distributed.programs.gather_again import gather_again
 from monograph.distributed.programs.merge import merge
-from monograph.ir.meta import computes, form, labels, origin
+from monograph.ir.meta import UPDATE_PHASE, computes, form, labels, origin
 from monograph.ir.program import Program
 from monograph.passes.effects import is_elementwise
 
@@ -165,7 +165,7 @@ def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready) -> bool:
     """True for a gather that nothing reads what is gathered before, and for a small one of state that may begin earlier."""
     held = sum(map(_nbytes, bucket))
     if ready.place[item.begin] < min(map(ready.first_read, bucket)):
-        return _phase(item) != "update" or (held + _nbytes(item)) * item.count <= BUCKET_BYTES
+        return _phase(item) != UPDATE_PHASE or (held + _nbytes(item)) * item.count <= BUCKET_BYTES
     return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held + _nbytes(item) <= FIRST_BYTES
 
 

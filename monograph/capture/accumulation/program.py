@@ -18,15 +18,13 @@ from monograph.capture.accumulation.first_buffers import TakenOver
 from monograph.capture.accumulation.steps import compose, whole_batch
 from monograph.compat.ops import is_random
 from monograph.errors import CaptureError
-from monograph.ir.meta import ScalarMeta, TensorMeta, needed_by, origin, output_nodes, set_value
+from monograph.ir.meta import ScalarMeta, TensorMeta, is_late, needed_by, origin, output_nodes, set_value
 from monograph.ir.meta import value as described
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import compute_sizes, numbers_of_sizes, sizes_of
 from monograph.sizes.place import size_places
 from monograph.sizes.size import Size
-
-_LATE_PHASES = ("update", "average")
 
 
 def two_programs(
@@ -214,7 +212,7 @@ def _used(
 
 
 def _updates(node: fx.Node) -> bool:
-    return node.op == "call_function" and origin(node).phase in _LATE_PHASES
+    return node.op == "call_function" and is_late(node)
 
 
 def _reached(

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from monograph.capture.accumulation.first_buffers import TakenOver, take_over
 from monograph.errors import CaptureError
-from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_origin, set_value, tensor_meta, value
+from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_value, tensor_meta, value, write_op
 from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import compute_sizes
@@ -219,10 +219,7 @@ class _Writer:
     def _node(
         self, target: Any, args: tuple[Any, ...], name: str, described: Any, phase: str = "forward"
     ) -> fx.Node:
-        node = self.graph.create_node("call_function", target, args, {}, name=name)
-        set_value(node, described)
-        set_origin(node, Origin(phase=phase))
-        return node
+        return write_op(self.graph, target, args, described, Origin(phase=phase), name)
 
 
 def joined(part: TensorMeta, count: int) -> TensorMeta:

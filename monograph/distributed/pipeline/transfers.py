@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from monograph.distributed.pipeline.parts import check_sent
-from monograph.ir.meta import TensorMeta, set_origin, set_value, value
+from monograph.ir.meta import TensorMeta, value, write_op
 from monograph.ir.ops.transfers import RECEIVE, SEND
 from monograph.layout import contiguous_stride
 from monograph.user_code.lines import Origin
@@ -31,10 +31,7 @@ class Writer:
         self, target: Any, args: tuple[Any, ...], described: Any, name: str, phase: str = "forward"
     ) -> fx.Node:
         """Write an op; `described` is what it gives."""
-        node = self.graph.create_node("call_function", target, args, {}, name=name)
-        set_value(node, described)
-        set_origin(node, Origin(phase=phase))
-        return node
+        return write_op(self.graph, target, args, described, Origin(phase=phase), name)
 
     # --- from one rank to another --------------------------------------------------------------------------------
 

@@ -13,12 +13,11 @@ from monograph.distributed.pipeline.homes import Homes, is_number, is_scalar
 from monograph.distributed.pipeline.parts import Part, check_sent, part_of
 from monograph.distributed.pipeline.transfers import Writer
 from monograph.errors import DistributedError
-from monograph.ir.meta import TensorMeta, needed_by, origin, value
+from monograph.ir.meta import UPDATE_PHASE, TensorMeta, needed_by, origin, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 
 Call = Callable[[Part, Sequence[fx.Node], str], list[fx.Node]]
-_PHASE = "update"
 
 
 class Update:
@@ -133,7 +132,9 @@ class Update:
                 continue
             source = self._home(node)
             name = f"{node.name}_of_{source}"
-            everywhere = writer.from_one(known[node] if source == rank else None, form, source, name, _PHASE)
+            everywhere = writer.from_one(
+                known[node] if source == rank else None, form, source, name, UPDATE_PHASE
+            )
             known[node] = everywhere
         for index, alike in enumerate(kinds.values()):
             by_rank = [
@@ -142,7 +143,7 @@ class Update:
             like = replace(_tensor(alike[0]), requires_grad=False)
             own = [known[node] for node in by_rank[rank]]
             name = f"of_all_{number}_{index}"
-            found = writer.from_each(own, [len(nodes) for nodes in by_rank], like, name, _PHASE)
+            found = writer.from_each(own, [len(nodes) for nodes in by_rank], like, name, UPDATE_PHASE)
             for nodes, values in zip(by_rank, found, strict=True):
                 known |= dict(zip(nodes, values, strict=True))
 

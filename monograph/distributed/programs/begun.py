@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from monograph.distributed.programs.collectives import awaited_by, begins_collective
-from monograph.ir.meta import TensorMeta, computes, form, labels, origin
+from monograph.ir.meta import UPDATE_PHASE, TensorMeta, computes, form, labels, origin
 from monograph.layout import contiguous_stride
 
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -40,7 +40,6 @@ MOVES: Final = VIEWS | {
 _ON_THE_WAY: Final = MOVES | {_aten.mul.Tensor}
 
 
-_UPDATE: Final = "update"  # the phase
 TOGETHER: Final = (
     "gathered with what comes next"  # the label of a gather that may begin earlier than it stands
 )
@@ -179,7 +178,9 @@ def wait_late(graph: fx.Graph) -> None:
     waits = [(begin, node) for node in graph.nodes if (begin := awaited_by(node)) is not None]
     waits.sort(key=lambda item: place[item[0]])
     found = [(moved := unpacked(wait), _first_reader(moved, place)) for _, wait in waits]
-    updates = [first for moved, first in found if origin(first).phase == _UPDATE != origin(moved[0]).phase]
+    updates = {
+        first for moved, first in found if origin(first).phase == UPDATE_PHASE != origin(moved[0]).phase
+    }
     begin = min(updates, key=place.__getitem__, default=None)
     for moved, first in found:
         if awaited_by(first) is not None:

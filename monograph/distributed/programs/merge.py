@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from monograph.distributed.programs.begun import GATHER, SUM, Begun
-from monograph.ir.meta import TensorMeta, add_label, form, labels, origin, set_origin, set_value, value
+from monograph.ir.meta import TensorMeta, add_label, form, labels, origin, set_value, value, write_op
 from monograph.layout import contiguous_stride
 from monograph.user_code.lines import Origin
 
@@ -60,13 +60,9 @@ class _Writer:
 
     def op(self, target: Any, *args: Any, shape: Sequence[int]) -> fx.Node:
         """An op that gives a contiguous tensor of this shape."""
-        node = self._graph.call_function(target, args)
-        set_value(
-            node,
-            replace(self._like, shape=tuple(shape), stride=contiguous_stride(shape), requires_grad=False),
-        )
-        set_origin(node, self._origin)
-        return node
+        stride = contiguous_stride(shape)
+        made = replace(self._like, shape=tuple(shape), stride=stride, requires_grad=False)
+        return write_op(self._graph, target, args, made, self._origin)
 
     def shape(self, node: fx.Node) -> list[int]:
         """The shape of a value."""

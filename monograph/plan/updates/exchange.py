@@ -10,7 +10,7 @@ from torch import fx
 
 from monograph.distributed.programs.begun import MOVES
 from monograph.distributed.programs.collectives import awaited_by, begins_collective
-from monograph.ir.meta import compute_nodes, form, origin, output_nodes
+from monograph.ir.meta import compute_nodes, form, is_late, output_nodes
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases
@@ -18,7 +18,6 @@ from monograph.plan.updates.counterparts import op_in_place
 from monograph.plan.updates.failing import is_arithmetic
 
 _COPY: Final = torch.ops.aten.copy.default
-_LATE: Final = ("update", "average")  # phases
 
 
 def exchange(program: Program) -> tuple[fx.Node, ...]:
@@ -27,7 +26,7 @@ def exchange(program: Program) -> tuple[fx.Node, ...]:
     In the order in which they may run once the updates are done: collectives as in the program, each begun before the one
     before it is waited for, and each piece of state as soon as it is there.
     """
-    begun = [node for node in program.ops() if begins_collective(node) and _is_late(node)]
+    begun = [node for node in program.ops() if begins_collective(node) and is_late(node)]
     if not begun:
         return ()
     output = program.graph.output_node()
@@ -51,18 +50,14 @@ def exchange(program: Program) -> tuple[fx.Node, ...]:
 def _sends_new_state(node: fx.Node, late: Container[fx.Node]) -> bool:
     """True if what a collective sends was made by updates, and not by backward."""
     return all(
-        item in late and (_sends_new_state(item, late) if item.target in MOVES else _is_late(item))
+        item in late and (_sends_new_state(item, late) if item.target in MOVES else is_late(item))
         for item in node.all_input_nodes
     )
 
 
-def _is_late(node: fx.Node) -> bool:
-    return origin(node).phase in _LATE
-
-
 def _may_be_late(node: fx.Node) -> bool:
     if begins_collective(node) or awaited_by(node) is not None:
-        return _is_late(node)
+        return is_late(node)
     return node.target in MOVES or node.target is _COPY or _is_arithmetic(node)
 
 
