@@ -73,7 +73,7 @@ class Internals:
         self.store = StateStore()
         self.cache = BuildCache()
         self.together = Together()
-        self.upgrades = Upgrades(self.together.may_swap)
+        self.upgrades = Upgrades(partial(self.together.may_swap, name))
         self.first_state = FirstState()
         self.mistakes = Mistakes()
         self.advised = Advised()

@@ -72,29 +72,22 @@ class Together:
 
     def run(self, name: str, build: Build, steps: int, step: Callable[[], T]) -> T:
         """Run a step of a build. Raises DistributedError in every process if one is gone, late, or takes another step."""
-        signature = self._signature_of(build)
-        groups = dict.fromkeys(item.group for item in signature.collectives)
-        with self._agreed_on(name, groups).step(steps, build.number, signature):
+        with self._agreement_of(name, build).step(steps, build.number, self._signature_of(build)):
             try:
                 return step()
             except NonfiniteError as error:  # all have it: the flag is that of all
                 nonfinite = error
         raise nonfinite
 
-    def may_swap(self, build: Build, step: int, is_ready: bool) -> bool:
+    def may_swap(self, name: str, build: Build, step: int, is_ready: bool) -> bool:
         """True from the step on at which all go over to compiled code, once it `is_ready` in each process."""
-        if build.number not in self._signatures:
-            return False
-        groups = dict.fromkeys(item.group for item in self._signature_of(build).collectives)
-        return self._agreed_on("", groups).swaps(build.program.digest, step, is_ready=is_ready)
+        return self._agreement_of(name, build).swaps(build.program.digest, step, is_ready=is_ready)
 
     def meet(self, name: str, builds: Sequence[Build], what: str) -> None:
         """All are about to look at a step. Raises DistributedError in those that do so while others do not."""
         sending = [build for build in builds if build.communicates]
         if sending:
-            signature = self._signature_of(sending[-1])
-            groups = dict.fromkeys(item.group for item in signature.collectives)
-            self._agreed_on(name, groups).meet(what)
+            self._agreement_of(name, sending[-1]).meet(what)
 
     def meet_eagerly(self, name: str, request: Request) -> None:
         """All are about to run a step in eager mode, if that sends anything."""
@@ -115,6 +108,10 @@ class Together:
                 agreed=build.captured.agreed,
             )
         return self._signatures[build.number]
+
+    def _agreement_of(self, name: str, build: Build) -> Agreement:
+        groups = dict.fromkeys(item.group for item in self._signature_of(build).collectives)
+        return self._agreed_on(name, groups)
 
     def _agreed_on(self, name: str, groups: Collection[str]) -> Agreement:
         of = next(iter(groups)) if len(groups) == 1 else ""
