@@ -218,6 +218,13 @@ def planned_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
 
 
+def planned_form(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the form of another one, made in a mode: a fake that stands for nothing."""
+    device = planned_device(tensor.device)
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
 WORD = ctypes.sizeof(ctypes.c_void_p)
 _CALL_EACH = (
     12  # the place of PyUFunc_O_O in the table that numpy gives to extensions, part of its stable ABI

@@ -15,7 +15,7 @@ from monograph.compat.distributed.tensors import forms_without_symbols, is_shard
 from monograph.compat.fake_values import fake_values
 from monograph.compat.fakes import fake_mode, import_capture_modules
 from monograph.compat.optimizers import lists_for_fakes
-from monograph.compat.tensors import planned_device
+from monograph.compat.tensors import planned_form
 from monograph.distributed.zero import PartsUpdated
 from monograph.errors import first_line
 from monograph.settings import Settings
@@ -83,15 +83,8 @@ def _without_data(mode: Any, parameters: Sequence[Any], settings: Settings) -> l
         part = parts.of(parameter)
         form = part.dtype, part.device, part.shape, part.placements
         if form not in found:
-            found[form], gradient = (_fake_part(mode, part) for _ in range(2))
+            found[form], gradient = (
+                with_local(part, planned_form(mode, local_of(part)), requires_grad=False) for _ in range(2)
+            )
             found[form].requires_grad_().grad = gradient
     return list(found.values())
-
-
-def _fake_part(mode: Any, part: Any) -> Any:
-    local = local_of(part)
-    with mode:
-        fake = torch.empty_strided(
-            local.shape, local.stride(), dtype=local.dtype, device=planned_device(local.device)
-        )
-    return with_local(part, fake, requires_grad=False)

@@ -17,7 +17,7 @@ from monograph.capture.tensors.sparse_parts import fake_of, known_parts
 from monograph.compat.distributed.tensors import awaited_part, is_sharded, local_of, with_local
 from monograph.compat.fakes import bind_fake, is_fake, make_fake
 from monograph.compat.modules import hand_attributes_on, mark_parameter
-from monograph.compat.tensors import is_transformed, planned_device
+from monograph.compat.tensors import is_transformed, planned_device, planned_form
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, Spec, TensorKey
 from monograph.ir.call.sparse import PARTS, form_of, is_sparse
@@ -172,10 +172,8 @@ class Inputs:
 
     def show_part(self, item: Input, part: Any, *, sums_whole: bool) -> None:
         """Let the step see a DTensor of what this process updates in the place of a parameter that is an input."""
-        local, device = local_of(part), planned_device(part.device)
-        with self.mode:
-            fake = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=device)
         item.part, item.sums_whole, real = part, sums_whole, item.real
+        fake = planned_form(self.mode, local_of(part))
         shown = with_local(part, fake, requires_grad=real.requires_grad)
         item.whole = (real, shown)
         mark_parameter(shown)
