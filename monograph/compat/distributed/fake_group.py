@@ -7,7 +7,6 @@ are no plans of many processes.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -17,9 +16,3 @@ def pretend_to_be(rank: int, size: int) -> None:
     """Let this process be one of so many, until it ends."""
     fake: Any = importlib.import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=size)
-
-
-def pretended_mesh(sizes: Sequence[int], names: Sequence[str]) -> Any:
-    """A mesh over the processes that there seem to be."""
-    device_mesh = importlib.import_module("torch.distributed.device_mesh")
-    return device_mesh.init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from typing import Any, Final
@@ -61,9 +62,15 @@ def whole_group() -> Any:
 
 def mesh_of_all(device: str, name: str) -> Any:
     """A mesh of one dimension of this name over all processes. What is planned on meta is laid out as on the CPU."""
+    return grid_of_all("cpu" if device == "meta" else device, (num_processes(),), (name,))
+
+
+def grid_of_all(device: str, sizes: Sequence[int], names: Sequence[str] | None = None) -> Any:
+    """A mesh of these sizes over all processes."""
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
-    device = "cpu" if device == "meta" else device
-    return device_mesh.init_device_mesh(device, (num_processes(),), mesh_dim_names=(name,))
+    return device_mesh.init_device_mesh(
+        device, tuple(sizes), mesh_dim_names=None if names is None else tuple(names)
+    )
 
 
 def mesh_of_group(group: Any, device: str, name: str) -> Any:
@@ -82,9 +89,9 @@ def mesh_over(device: str, ranks: tuple[Any, ...]) -> Any:
 
 @cache
 def _mesh_over(device: str, ranks: tuple[Any, ...], _world: Any) -> Any:
-    device_mesh = importlib.import_module("torch.distributed.device_mesh")
     if ranks == tuple(range(num_processes())):
-        return device_mesh.init_device_mesh(device, (len(ranks),))  # on the group that there is
+        return grid_of_all(device, (len(ranks),))  # on the group that there is
+    device_mesh = importlib.import_module("torch.distributed.device_mesh")
     return device_mesh.DeviceMesh(device, ranks)
 
 

@@ -10,8 +10,8 @@ from monograph.backends.aten import plan_to_run
 from monograph.capture.captured import Captured
 from monograph.capture.step.request import Request
 from monograph.capture.trace import capture
-from monograph.compat.distributed.fake_group import pretend_to_be, pretended_mesh
-from monograph.compat.distributed.groups import group_size, ranks_in, shared_name
+from monograph.compat.distributed.fake_group import pretend_to_be
+from monograph.compat.distributed.groups import grid_of_all, group_size, ranks_in, shared_name
 from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import planned
@@ -90,7 +90,7 @@ class _Alone(Together):
 def plan_rank(graph: Internals, arguments: Arguments, mesh: Mesh, rank: int, settings: Settings) -> Planned:
     """The plan of the step of a rank. This process is that rank from now on: for child processes."""
     pretend_to_be(rank, mesh.size)
-    grid = None if len(mesh.sizes) == 1 else pretended_mesh(mesh.sizes, (*mesh.names[:-1], ZERO_DIM))
+    grid = None if len(mesh.sizes) == 1 else grid_of_all("cpu", mesh.sizes, (*mesh.names[:-1], ZERO_DIM))
     graph.registry.config.settings = replace(settings, data_parallel=DataParallel(grid))
     captured, _ = captured_step(graph, arguments)
     made = planned(Stage("capture", captured.program, 0.0), settings.plain())[1]
