@@ -1,4 +1,4 @@
-"""What the cases of a module find wrong on two ranks: those in its table `QUICK`, and those in `LONG`."""
+"""What the cases of a module find wrong: those in its tables `QUICK` and `LONG` on two ranks, those in `FOUR` on four."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def quick(request: pytest.FixtureRequest) -> Wrong:
 @pytest.fixture(scope="module")
 def long(request: pytest.FixtureRequest) -> Wrong:
     return on_ranks(run_cases, request.module.__name__, "LONG")
+
+
+@pytest.fixture(scope="module")
+def four(request: pytest.FixtureRequest) -> Wrong:
+    return on_ranks(run_cases, request.module.__name__, "FOUR", ranks=4)

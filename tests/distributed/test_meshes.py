@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -23,8 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import monograph as mg
-from tests.distributed.processes import on_ranks
-from tests.distributed.training import Case, Wrong, assert_right, collected, local
+from tests.distributed.training import Case, Wrong, assert_right, local
 from tests.support import assert_same
 
 
@@ -194,15 +192,6 @@ QUICK: dict[str, Case] = {
     if name in ("columns and rows adamw", "sequences sgd", "parallel and clipped", "copies")
 }
 FOUR = _cases((2, 2))
-
-
-def run_four() -> dict[str, str]:
-    return collected(FOUR, dist.get_rank())
-
-
-@pytest.fixture(scope="module")
-def four() -> Wrong:
-    return on_ranks(run_four, ranks=4)
 
 
 @pytest.mark.every_case

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import monograph as mg
 from tests.distributed.processes import Group, on_ranks
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, compare, tied
-from tests.distributed.training import Case, Wrong, assert_right, run_cases
+from tests.distributed.training import Case, Wrong, assert_right
 from tests.support import assert_same
 
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
@@ -234,7 +234,6 @@ def test_a_rank_that_is_killed_is_named() -> None:
 
 
 @pytest.mark.long
-def test_on_four_ranks() -> None:
-    found = on_ranks(run_cases, __name__, "FOUR", ranks=4)
+def test_on_four_ranks(four: Wrong) -> None:
     for case in FOUR:
-        assert_right(case, found)
+        assert_right(case, four)

@@ -18,9 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from monograph.distributed.programs.collectives import calls_in_order
-from tests.distributed.processes import on_ranks
 from tests.distributed.test_zero import whole
-from tests.distributed.training import Case, Wrong, assert_right, collected
+from tests.distributed.training import Case, Wrong, assert_right
 from tests.support import assert_same
 
 
@@ -204,8 +203,7 @@ QUICK: dict[str, Case] = {
 }
 
 
-def run_four() -> dict[str, str]:
-    return collected({"with_a_mesh": with_a_mesh}, dist.get_rank())
+FOUR: dict[str, Case] = {"with_a_mesh": with_a_mesh}
 
 
 @pytest.mark.every_case
@@ -215,5 +213,5 @@ def test_parameters_are_whole_where_they_are_read(case: str, quick: Wrong) -> No
 
 
 @pytest.mark.long
-def test_parts_over_a_mesh_of_ones_own() -> None:
-    assert_right("with_a_mesh", on_ranks(run_four, ranks=4))
+def test_parts_over_a_mesh_of_ones_own(four: Wrong) -> None:
+    assert_right("with_a_mesh", four)

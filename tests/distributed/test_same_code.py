@@ -41,7 +41,11 @@ def _first_swap() -> int:
     agreement = Agreement(Ranks("swaps"))
     agreement.confirm(signature_of([]))
     for step in range(12):
+        if rank == 0:
+            dist.barrier()  # the other one has said by now whether it is ready
         may = agreement.swaps("build", step, is_ready=step >= 2 + 4 * rank)
+        if rank == 1:
+            dist.barrier()
         dist.barrier()  # as collectives of a step do
         if may:
             return step
