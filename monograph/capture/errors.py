@@ -112,7 +112,7 @@ def translated(error: Exception, owned: Owned) -> Exception:
         return DistributedError(
             f"build() computes with a tensor that processes share and one of this process: {error}",
             where=place,
-            hint=_WHOLE_IN_MODULES if _has_parts(owned) else _SHARE_BOTH,
+            hint=f"{_WHOLE_IN_MODULES}; or {_SHARE_BOTH}" if _has_parts(owned) else _SHARE_BOTH,
         )
     if is_overflow(error):
         return error  # the kernel's own, as in eager mode
