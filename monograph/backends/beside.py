@@ -23,7 +23,10 @@ from monograph.artifact.programs.serialize import program_from_json, program_to_
 from monograph.backends.inductor import lower
 from monograph.backends.lowering import LoweringRequest
 from monograph.checkpoint.errors import Refused
+from monograph.compat.distributed.fake_group import pretend_to_have
+from monograph.compat.distributed.groups import group_size
 from monograph.compat.inductor.disk_cache import new_folder
+from monograph.distributed.programs.collectives import groups_in
 from monograph.elementwise.compiling import ended, started
 from monograph.errors import BackendError
 from monograph.plan.plan import make_plan
@@ -54,6 +57,7 @@ class CompiledBeside:
             "conv_heuristic_search": order.settings.conv_heuristic_search,
             "threads": torch.get_num_threads(),
             "parent": os.getpid(),
+            "groups": {name: group_size(name) for name in groups_in(order.plan.program)},
         }
         path.write_text(json.dumps({"program": program, **about}))
         command = [sys.executable, "-m", "monograph.backends.beside", str(path)]
@@ -92,6 +96,7 @@ class _Order:
     conv_heuristic_search: bool
     threads: int
     parent: int
+    groups: dict[str, int]  # of processes, by name
 
 
 def main(path: str) -> None:
@@ -104,6 +109,8 @@ def main(path: str) -> None:
         kernel_selection=order.kernel_selection,
         conv_heuristic_search=order.conv_heuristic_search,
     )
+    if order.groups:
+        pretend_to_have(order.groups)
     plan = make_plan(program_from_json(order.program, trust=True))
     lower(LoweringRequest(plan, settings, frozenset(order.in_place)))
 

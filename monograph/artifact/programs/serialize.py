@@ -279,6 +279,8 @@ class _Reader:
             items = [self.argument(item, depth - 1) for item in list_of(payload)]
             check(tag == "tuple" or len(items) == 3, "a slice has three parts")
             return tuple(items) if tag == "tuple" else slice(*items)
+        if tag == "str" and self.trust:
+            return typed(payload, str)
         decode = _DECODERS.get(tag) or LEAVES_FROM_JSON.get(tag)
         check(decode is not None, f"an argument is of the unknown kind {tag!r}")
         return decode(payload)  # type: ignore[misc]

@@ -11,6 +11,7 @@ from weakref import ref
 
 import torch.distributed as dist
 
+FAKE: Final = "fake"  # torch's name for groups whose other processes are not there
 _PREFIX: Final = "monograph/"
 _ANY_GROUP: Final = "undefined"  # what torch says of a group that nobody has described
 
@@ -37,7 +38,7 @@ def said_first(key: str, word: str = "") -> str:
 
     What: the store of the group of all processes. Degraded path: none needed, each then keeps to its own word.
     """
-    if num_processes() == 1 or (store := store_of(whole_group())) is None:
+    if num_processes() == 1 or dist.get_backend() == FAKE or (store := store_of(whole_group())) is None:
         return word
     name = f"{_PREFIX}{key}"
     if word:
