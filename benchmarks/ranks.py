@@ -116,7 +116,7 @@ def measured(name: str, rounds: int, *, smoke: bool) -> Figures:
             step()
             if number >= WARM_STEPS:
                 seconds[side].append(time.perf_counter() - begin)
-    found = {}
+    found: Figures = {}
     for side, (step, graph) in steps.items():
         gc.collect()
         planned = None if graph is None else graph.builds[-1].memory.peak_bytes
@@ -128,7 +128,7 @@ def measured(name: str, rounds: int, *, smoke: bool) -> Figures:
 def hidden(name: str, rounds: int, *, smoke: bool) -> Figures:
     """The share of the time of collectives that a step does not take longer, in place of seconds."""
     workload = all_workloads(smoke=smoke)[name]
-    found = {}
+    found: Figures = {}
     for side, (layout, backend) in SIDES.items():
         if backend == "eager" or layout == "fully_shard":
             continue
@@ -151,8 +151,8 @@ def hidden(name: str, rounds: int, *, smoke: bool) -> Figures:
 def _rank(rank: int, folder: str, name: str, asked: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     register()
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group(NAME if asked.hidden else "gloo", store=store, rank=rank, world_size=2)
+    backend = NAME if asked.hidden else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
     measure = hidden if asked.hidden else measured
     torch.save(measure(name, asked.rounds, smoke=asked.smoke), f"{folder}/{rank}")
 
@@ -173,7 +173,9 @@ def _rows(figures: Figures, *, is_share: bool) -> Any:
 def main() -> None:
     """Measure what is asked for, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=["gpt", "mobilenet"])
+    parser.add_argument(
+        "workloads", nargs="*", choices=[*all_workloads(smoke=True)], default=["gpt", "mobilenetv2"]
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--smoke", action="store_true", help="small models")
     parser.add_argument("--hidden", action="store_true", help="collectives that sleep")
