@@ -30,11 +30,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from benchmarks.machine import cpu_name, versions
-from benchmarks.memory import MIB, most_allocated
+from benchmarks.memory import MIB
 from benchmarks.sleeping import NAME, SleepingGroup, register
 from benchmarks.tables import NONE, Table
 from benchmarks.workload import Workload
 from benchmarks.workloads import all_workloads
+from monograph.runtime.one_piece import most_allocated
 
 SIDES = {
     "DDP, eager": ("ddp", "eager"),
@@ -51,7 +52,7 @@ SIDES = {
 }
 SLEEP = 0.02  # seconds
 WARM_STEPS = 3
-Figures = dict[str, tuple[float, int, int | None]]  # by side: seconds, tracked and planned bytes
+Figures = dict[str, tuple[float, int | None, int | None]]  # by side: seconds, tracked and planned bytes
 
 
 class Step(mg.Graph):
@@ -104,12 +105,11 @@ def stepper(workload: Workload, layout: str, backend: str) -> tuple[Callable[[],
     return eager, None
 
 
-def measured(name: str, rounds: int, *, smoke: bool) -> Figures:
+def measured(workload: Workload, asked: argparse.Namespace) -> Figures:
     """All sides of a workload, in this process."""
-    workload = all_workloads(smoke=smoke)[name]
-    steps = {side: stepper(workload, *how) for side, how in SIDES.items()}
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    for number in range(WARM_STEPS + rounds):
+    steps = {side: stepper(workload, *how) for side, how in SIDES.items() if how[0] in asked.layouts}
+    seconds: dict[str, list[float]] = {side: [] for side in steps}
+    for number in range(WARM_STEPS + asked.rounds):
         for side, (step, _) in steps.items():
             dist.barrier()
             begin = time.perf_counter()
@@ -120,21 +120,26 @@ def measured(name: str, rounds: int, *, smoke: bool) -> Figures:
     for side, (step, graph) in steps.items():
         gc.collect()
         planned = None if graph is None else graph.builds[-1].memory.peak_bytes
-        found[side] = statistics.median(seconds[side]), most_allocated(step), planned
+
+        def two(step: Callable[[], Any] = step) -> None:  # what the first leaves counts in the second
+            step()
+            step()
+
+        most = most_allocated(two)
+        found[side] = statistics.median(seconds[side]), most, planned
         dist.barrier()
     return found
 
 
-def hidden(name: str, rounds: int, *, smoke: bool) -> Figures:
+def hidden(workload: Workload, asked: argparse.Namespace) -> Figures:
     """The share of the time of collectives that a step does not take longer, in place of seconds."""
-    workload = all_workloads(smoke=smoke)[name]
     found: Figures = {}
     for side, (layout, backend) in SIDES.items():
-        if backend == "eager" or layout == "fully_shard":
+        if backend == "eager" or layout == "fully_shard" or layout not in asked.layouts:
             continue
         step, _ = stepper(workload, layout, backend)
         times: dict[float, list[float]] = {0.0: [], SLEEP: []}
-        for number in range(WARM_STEPS + rounds):
+        for number in range(WARM_STEPS + asked.rounds):
             for pause, those in times.items():
                 for group in SleepingGroup.made:
                     group.seconds, group.count = pause, 0
@@ -154,7 +159,7 @@ def _rank(rank: int, folder: str, name: str, asked: argparse.Namespace) -> None:
     backend = NAME if asked.hidden else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
     measure = hidden if asked.hidden else measured
-    torch.save(measure(name, asked.rounds, smoke=asked.smoke), f"{folder}/{rank}")
+    torch.save(measure(all_workloads(smoke=asked.smoke)[name], asked), f"{folder}/{rank}")
 
 
 def _rows(figures: Figures, *, is_share: bool) -> Any:
@@ -165,8 +170,7 @@ def _rows(figures: Figures, *, is_share: bool) -> Any:
             yield (
                 side,
                 f"{value * 1e3:.1f}",
-                f"{nbytes / MIB:.1f}",
-                NONE if planned is None else f"{planned / MIB:.1f}",
+                *(NONE if one is None else f"{one / MIB:.1f}" for one in (nbytes, planned)),
             )
 
 
@@ -177,6 +181,8 @@ def main() -> None:
         "workloads", nargs="*", choices=[*all_workloads(smoke=True)], default=["gpt", "mobilenetv2"]
     )
     parser.add_argument("--rounds", type=int, default=15)
+    layouts = [*dict.fromkeys(layout for layout, _ in SIDES.values())]
+    parser.add_argument("--layouts", nargs="+", choices=layouts, default=layouts)
     parser.add_argument("--smoke", action="store_true", help="small models")
     parser.add_argument("--hidden", action="store_true", help="collectives that sleep")
     asked = parser.parse_args()
@@ -188,7 +194,7 @@ def main() -> None:
         slower: Figures = {
             side: (
                 min(one[0], other[0]) if asked.hidden else max(one[0], other[0]),
-                max(one[1], other[1]),
+                max((one[1], other[1]), key=lambda most: most or 0),
                 one[2],
             )
             for side, one, other in ((side, ranks[0][side], ranks[1][side]) for side in ranks[0])

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <c10/core/CPUAllocator.h>
@@ -48,12 +49,14 @@ std::unordered_map<void*, int> watched;
 Run run;
 thread_local bool is_here = false;  // the run is one of this thread
 
-struct Count {  // bytes that a thread holds of what it has taken since the count began, and the most that it has held
+struct Count {  // bytes that are held of what a thread has taken since the count began, whoever gives them back
   size_t now = 0, most = 0;
+  std::unordered_map<void*, size_t> blocks;  // bytes by block
 };
 
-thread_local Count* count = nullptr;
-std::unordered_map<void*, size_t> counted;  // bytes by block
+Count* counting = nullptr;
+thread_local bool counts_here = false;
+std::unordered_set<void*> uncounted;  // blocks of counts that have ended
 c10::DeleterFnPtr free_others = nullptr;
 
 void given_back(int block) {
@@ -93,10 +96,10 @@ void free_block(void* pointer) {
 void free_counted(void* pointer) {
   {
     std::lock_guard<std::mutex> guard(lock);
-    auto found = counted.find(pointer);
-    if (found != counted.end()) {
-      if (count) count->now -= std::min(count->now, found->second);
-      counted.erase(found);
+    if (!uncounted.erase(pointer)) {
+      auto found = counting->blocks.find(pointer);
+      counting->now -= found->second;
+      counting->blocks.erase(found);
     }
   }
   c10::profiledCPUMemoryReporter().Delete(pointer);
@@ -109,7 +112,7 @@ void free_any(void* pointer) {
     std::lock_guard<std::mutex> guard(lock);
     if (blocks.count(pointer)) free = &free_block;
     else if (watched.count(pointer)) free = &free_watched;
-    else if (counted.count(pointer)) free = &free_counted;
+    else if (uncounted.count(pointer) || (counting && counting->blocks.count(pointer))) free = &free_counted;
   }
   free(pointer);
 }
@@ -119,7 +122,7 @@ struct Blocks final : c10::Allocator {
   explicit Blocks(c10::Allocator* others) : others(others) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (count) return counted_block(bytes);
+    if (counts_here) return counted_block(bytes);
     if (!is_here || bytes < SMALL) return others->allocate(bytes);
     return run.steps->is_known ? placed(bytes) : noted(bytes);
   }
@@ -128,9 +131,9 @@ struct Blocks final : c10::Allocator {
     void* made = c10::alloc_cpu(bytes);
     c10::profiledCPUMemoryReporter().New(made, bytes);
     std::lock_guard<std::mutex> guard(lock);
-    counted[made] = bytes;
-    count->now += bytes;
-    count->most = std::max(count->most, count->now);
+    counting->blocks[made] = bytes;
+    counting->now += bytes;
+    counting->most = std::max(counting->most, counting->now);
     return {made, made, &free_counted, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -265,13 +268,22 @@ void monograph_install() {
   c10::SetCPUAllocator(blocks, 0);
 }
 
-void monograph_begin_count() { monograph::count = new monograph::Count(); }
+bool monograph_begin_count() {
+  using namespace monograph;
+  std::lock_guard<std::mutex> guard(lock);
+  if (counting) return false;
+  counting = new Count();
+  return counts_here = true;
+}
 
 size_t monograph_end_count() {
   using namespace monograph;
-  size_t most = count->most;
-  delete count;
-  count = nullptr;
+  std::lock_guard<std::mutex> guard(lock);
+  size_t most = counting->most;
+  for (const auto& block : counting->blocks) uncounted.insert(block.first);
+  delete counting;
+  counting = nullptr;
+  counts_here = false;
   return most;
 }
 

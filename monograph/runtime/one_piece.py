@@ -54,11 +54,13 @@ def give_back() -> None:
 
 
 def most_allocated(run: Callable[[], object]) -> int | None:
-    """The most bytes of blocks at once that `run` takes from torch's allocator on this thread; None where that is not known."""
+    """The most bytes of blocks at once that `run` takes from torch's allocator on this thread.
+
+    None where that is not known: without `arena.h`, or while another thread counts.
+    """
     code = _code_here()
-    if code is None:
+    if code is None or not code.monograph_begin_count():
         return None
-    code.monograph_begin_count()
     try:
         run()
     finally:
@@ -88,6 +90,7 @@ def _code() -> Any:
     code.monograph_begin.restype = ctypes.c_bool
     code.monograph_begin.argtypes = [ctypes.c_void_p]
     code.monograph_end.argtypes = [ctypes.c_bool]
+    code.monograph_begin_count.restype = ctypes.c_bool
     code.monograph_end_count.restype = ctypes.c_size_t
     code.monograph_install()
     return code

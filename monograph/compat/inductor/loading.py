@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from monograph.compat.fake_values import results_by_value
 from monograph.compat.fakes import LOGGER_OF_FAKES
 from monograph.compat.inductor.arithmetic import OPTIONS as EAGERS_ARITHMETIC
 from monograph.compat.inductor.arithmetic import eagers_arithmetic
-from monograph.compat.inductor.building.interface import Keep, interface_apart
+from monograph.compat.inductor.building.interface import Keep, interface_apart, without_interpreter_lock
 from monograph.compat.inductor.building.processor import instructions_taken_as_told
 from monograph.compat.inductor.building.waits import short_waits
 from monograph.compat.inductor.codegen import POINTERS, can_keep_results_off_the_stack, own_rules
@@ -304,6 +304,7 @@ def _made(
             if keep is not None:
                 stack.enter_context(instructions_taken_as_told())
             stack.enter_context(short_waits())
+            stack.enter_context(without_interpreter_lock() if order_of(module.graph) else nullcontext())
             if keep is not None:
                 stack.enter_context(interface_apart(keep))
             return torch._inductor.aot_compile(own, inputs, options=options)
@@ -318,8 +319,7 @@ def _made(
 
 def _torchs_directory() -> str:
     """Where Inductor keeps its files; torch has made it a function of this module since before the oldest supported."""
-    found: str = importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir()
-    return found
+    return str(importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir())
 
 
 def _is_gcc() -> bool:

@@ -27,6 +27,20 @@ HEADERS = tuple(
 )
 INCLUDES = "\n".join(f"#include <{name}>" for name in HEADERS)
 MODEL = "namespace torch::aot_inductor {{ {} class AOTInductorModelBase<AOTInductorModel>; }}"
+WRITES = "_write_aoti_interface_header"
+CALL = "container->run("
+# Its functions are weak: a program in C++ that runs the library has no interpreter.
+UNLOCKED = """\
+extern "C" {
+__attribute__((weak)) int PyGILState_Check();
+__attribute__((weak)) void* PyEval_SaveThread();
+__attribute__((weak)) void PyEval_RestoreThread(void*);
+}
+struct MonographUnlocked {
+    void* thread = PyGILState_Check && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    ~MonographUnlocked() { if (thread) PyEval_RestoreThread(thread); }
+};
+"""
 PRINTED = r"""std::cerr << "Error: " << e.what() << '\n';"""
 
 
@@ -48,7 +62,7 @@ def interface_apart(keep: Keep) -> Iterator[None]:
         pool = stack.enter_context(ThreadPoolExecutor(cores()))
         interface = _Interface(keep, pool)
         replacements: list[tuple[Any, str, Callable[[Any], Any]]] = [
-            (wrapper, "_write_aoti_interface_header", interface.only_declared),
+            (wrapper, WRITES, interface.only_declared),
             (with_stack.CppWrapperCpuArrayRef, "get_device_include_path_aot", _few_headers),
             (codecache, "_get_cpp_wrapper_header", lambda theirs: lambda *args, **options: HEADERS[0]),
             (codecache, "CppBuilder", interface.linked),
@@ -56,6 +70,33 @@ def interface_apart(keep: Keep) -> Iterator[None]:
         if all(hasattr(owner, name) for owner, name, _ in replacements):
             for owner, name, ours in replacements:
                 stack.enter_context(replaced(owner, name, ours(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def without_interpreter_lock() -> Iterator[None]:
+    """What is compiled inside does not hold the interpreter's lock while it runs; torch's runner of libraries does.
+
+    The threads of a process group need the lock: to free a tensor that a collective has read, or because the group is written in
+    Python. A step that holds the lock while it waits for a collective may wait for ever.
+    What: Inductor's function that writes the interface of a model. Raises RuntimeError if it has another form: then the
+    step runs on the aten backend.
+    """
+    wrapper: Any = importlib.import_module("torch._inductor.codegen.cpp_wrapper_cpu").CppWrapperCpu
+    theirs: Any = getattr(wrapper, WRITES, None)
+    if theirs is None:
+        raise RuntimeError("the interface of compiled models is not where it is expected")
+
+    def write(writer: Any) -> None:
+        header, writer.header = writer.header, type(writer.header)()
+        theirs(writer)
+        code = writer.header.getvalue()
+        if code.count(CALL) != 1:
+            raise RuntimeError("the interface of compiled models is not as expected")
+        writer.header = header
+        header.splice(UNLOCKED + code.replace(CALL, f"MonographUnlocked unlocked; {CALL}"))
+
+    with replaced(wrapper, WRITES, write):
         yield
 
 
