@@ -1,7 +1,8 @@
 // Memory for the tensors of a step that takes and gives back the same blocks each time: one piece for all of them, in which each
 // block has its place. The first run is watched; then places are found, by the best of some orders, so that blocks which live
 // at the same time do not meet. A later run gets them as long as it does what that one did: the same sizes, in the same order.
-// Where it does something else, it gets memory as all others do from there on, and the next run is watched again.
+// Where it does something else, it gets memory as all others do from there on, and the next run is watched again. A block that
+// another thread holds for longer, such as that of a process group, gets no place from then on.
 //
 // Libraries may give back a block by `raw_deleter`, without the function that came with it: `free_any` finds out whose it is.
 
@@ -39,6 +40,7 @@ struct Run {  // a step that is running
   Steps* steps = nullptr;
   size_t next = 0;
   std::atomic<bool> follows{false};
+  int elsewhere = -1;  // the block that was not given back here, where it was expected
 };
 
 std::mutex lock;
@@ -59,16 +61,23 @@ thread_local bool counts_here = false;
 std::unordered_set<void*> uncounted;  // blocks of counts that have ended
 c10::DeleterFnPtr free_others = nullptr;
 
+void stop_following() {
+  const auto& events = run.steps->events;
+  if (run.next < events.size() && events[run.next].bytes == 0) run.elsewhere = events[run.next].block;
+  run.follows = false;
+}
+
 void given_back(int block) {
   if (!run.steps) return;
   if (!is_here) {
+    if (run.follows) run.elsewhere = block;
     run.follows = false;
   } else if (!run.steps->is_known) {
     run.steps->events.push_back({block, 0});
   } else if (run.follows) {
     const auto& events = run.steps->events;
     if (run.next < events.size() && events[run.next].bytes == 0 && events[run.next].block == block) run.next++;
-    else run.follows = false;
+    else stop_following();
   }
 }
 
@@ -152,7 +161,8 @@ struct Blocks final : c10::Allocator {
     const auto& steps = *run.steps;
     if (run.follows) {
       if (run.next >= steps.events.size() || steps.events[run.next].bytes != bytes) {
-        run.follows = false;
+        std::lock_guard<std::mutex> guard(lock);
+        if (run.follows) stop_following();
       } else {
         int block = steps.events[run.next++].block;
         if (steps.places[block] >= 0) {
@@ -304,6 +314,7 @@ bool monograph_begin(void* which) {
   run.steps = steps;
   run.next = 0;
   run.follows = steps->is_known;
+  run.elsewhere = -1;
   is_here = true;
   return true;
 }
@@ -318,6 +329,12 @@ void monograph_end(bool is_whole) {
     find_places(*steps);
     steps->is_known = true;
     malloc_trim(0);  // the heap needs no more what this run had from it
+  } else if (run.elsewhere >= 0) {
+    auto& events = steps->events;
+    steps->places[run.elsewhere] = -1;
+    events.erase(std::remove_if(events.begin(), events.end(), [](const Event& event) {
+      return event.bytes == 0 && event.block == run.elsewhere;
+    }), events.end());
   } else if (!run.follows) {
     steps->is_known = false;
     steps->is_off = ++steps->misses >= MOST_MISSES;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends import inductor
+from monograph.runtime import one_piece
 from monograph.runtime.one_piece import most_allocated
 from monograph.runtime.workspaces import Workspaces
 from tests.support import assert_same
@@ -142,15 +144,30 @@ def test_where_it_cannot_be_the_heap_is_used(monkeypatch: pytest.MonkeyPatch):
     assert graph.backend == "inductor"
 
 
-def test_what_a_kernel_takes_for_itself_is_counted():
-    x, weight = torch.randn(4, 16, 64, 64), torch.randn(32, 16, 3, 3)
-    options = None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+def test_what_a_thread_takes_is_counted():
     kept: list[torch.Tensor] = []
     assert most_allocated(lambda: kept.append(torch.empty(1 << 20))) == 4 << 20
     assert most_allocated(lambda: [torch.empty(1 << 20) for _ in range(5)]) == 20 << 20
     assert (
         most_allocated(lambda: [torch.empty(1 << 20).sum() for _ in range(5)]) < 5 << 20
     )  # one after the other
+    kept.clear()
+
+
+def test_what_another_thread_gives_back_is_counted_so():
+    def one_after_the_other() -> None:
+        for _ in range(5):
+            held = [torch.empty(1 << 20)]
+            thread = threading.Thread(target=held.pop)
+            thread.start()
+            thread.join()
+
+    assert most_allocated(one_after_the_other) == 4 << 20
+
+
+def test_what_a_kernel_takes_for_itself_is_counted():
+    x, weight = torch.randn(4, 16, 64, 64), torch.randn(32, 16, 3, 3)
+    options = None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
     known = Workspaces()
     op, like = torch.ops.aten.convolution.default, (x.to("meta"), weight.to("meta"))
     most = known.allocated_by(op, lambda: ((*like, *options), {}))
@@ -160,7 +177,6 @@ def test_what_a_kernel_takes_for_itself_is_counted():
     assert most == known.allocated_by(op, lambda: ((*like, *options), {}))
     assert known.allocated_by(torch.ops.aten.add.Tensor, lambda: ((like[0], 1), {})) == 0  # no library's
     assert known.allocated_by(op, lambda: ((like[0].mT[:, :3], like[1], *options), {})) == 0  # does not fit
-    kept.clear()
 
 
 class Pictures(mg.Graph):
@@ -217,3 +233,33 @@ def test_the_process_needs_what_was_said_before(which: str):
     planned, resident = map(int, done.stdout.split())
     assert planned > 64 * 2**20  # beside it what else a process takes is little
     assert resident == pytest.approx(planned, rel=0.05)
+
+
+def test_a_block_that_another_thread_gives_back_gets_no_place_and_others_keep_theirs():
+    code = one_piece._code_here()
+    steps = ctypes.c_void_p(code.monograph_new_steps())
+
+    def places(*, elsewhere: bool) -> tuple[int, int, int]:
+        assert code.monograph_begin(steps)
+        held = [torch.empty(1 << 16) for _ in range(2)]
+        found = [item.data_ptr() for item in held]
+        if elsewhere:
+            thread = threading.Thread(target=held.pop)
+            thread.start()
+            thread.join()
+        else:
+            held.pop()
+        held.append(torch.empty(1 << 16))
+        found.append(held[-1].data_ptr())
+        held.clear()
+        code.monograph_end(True)
+        return found[0], found[1], found[2]
+
+    places(elsewhere=False)  # is watched
+    first, second, third = places(elsewhere=False)
+    assert third == second  # in the same place, one after the other
+    for turn in range(20):
+        places(elsewhere=turn % 2 == 0)
+    last = places(elsewhere=False)
+    assert (last[0], last[2]) == (first, third)
+    assert last[1] not in (first, third)
