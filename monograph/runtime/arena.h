@@ -51,12 +51,13 @@ std::unordered_map<void*, int> watched;
 Run run;
 thread_local bool is_here = false;  // the run is one of this thread
 
-struct Count {  // bytes that are held of what a thread has taken since the count began, whoever gives them back
+struct Count {  // bytes that are held of what one thread, or all, have taken since the count began, whoever gives them back
   size_t now = 0, most = 0;
   std::unordered_map<void*, size_t> blocks;  // bytes by block
 };
 
 Count* counting = nullptr;
+std::atomic<bool> counts_everywhere{false};
 thread_local bool counts_here = false;
 std::unordered_set<void*> uncounted;  // blocks of counts that have ended
 c10::DeleterFnPtr free_others = nullptr;
@@ -131,7 +132,7 @@ struct Blocks final : c10::Allocator {
   explicit Blocks(c10::Allocator* others) : others(others) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (counts_here) return counted_block(bytes);
+    if (counts_here || counts_everywhere) return counted_block(bytes);
     if (!is_here || bytes < SMALL) return others->allocate(bytes);
     return run.steps->is_known ? placed(bytes) : noted(bytes);
   }
@@ -140,9 +141,13 @@ struct Blocks final : c10::Allocator {
     void* made = c10::alloc_cpu(bytes);
     c10::profiledCPUMemoryReporter().New(made, bytes);
     std::lock_guard<std::mutex> guard(lock);
-    counting->blocks[made] = bytes;
-    counting->now += bytes;
-    counting->most = std::max(counting->most, counting->now);
+    if (counting) {
+      counting->blocks[made] = bytes;
+      counting->now += bytes;
+      counting->most = std::max(counting->most, counting->now);
+    } else {
+      uncounted.insert(made);
+    }
     return {made, made, &free_counted, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -278,11 +283,12 @@ void monograph_install() {
   c10::SetCPUAllocator(blocks, 0);
 }
 
-bool monograph_begin_count() {
+bool monograph_begin_count(bool everywhere) {
   using namespace monograph;
   std::lock_guard<std::mutex> guard(lock);
   if (counting) return false;
   counting = new Count();
+  counts_everywhere = everywhere;
   return counts_here = true;
 }
 
@@ -293,7 +299,7 @@ size_t monograph_end_count() {
   for (const auto& block : counting->blocks) uncounted.insert(block.first);
   delete counting;
   counting = nullptr;
-  counts_here = false;
+  counts_here = counts_everywhere = false;
   return most;
 }
 

@@ -53,13 +53,13 @@ def give_back() -> None:
         code.monograph_give_back()
 
 
-def most_allocated(run: Callable[[], object]) -> int | None:
-    """The most bytes of blocks at once that `run` takes from torch's allocator on this thread.
+def most_allocated(run: Callable[[], object], *, everywhere: bool = False) -> int | None:
+    """The most bytes of blocks at once that this thread, or all of them, take from torch's allocator while `run` runs.
 
     None where that is not known: without `arena.h`, or while another thread counts.
     """
     code = _code_here()
-    if code is None or not code.monograph_begin_count():
+    if code is None or not code.monograph_begin_count(ctypes.c_bool(everywhere)):
         return None
     try:
         run()

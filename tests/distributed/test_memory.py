@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from monograph.distributed.programs.collectives import awaited_by, begins_collective
+from monograph.runtime.one_piece import most_allocated
 from tests.distributed.training import Case, Wrong, assert_right
 from tests.support import assert_same
 
@@ -70,6 +71,23 @@ def collectives_are_awaited_as_they_begin(rank: int) -> None:
     assert all(place[one] < place[other] for one, other in pairwise(begun))
 
 
+def compiled_code_holds_what_is_planned(rank: int, stage: int) -> None:
+    """By torch's allocator, with what the process group takes for its copies; a thread of it may free these later."""
+    step = Step(_model(), stage)
+    step.config.backend("inductor")
+    x = torch.randn(4, WIDTH)
+    for _ in range(3):
+        step(x)
+    (build,) = step.builds
+    assert build.backend == "inductor", build.notes
+    most = min(most_allocated(lambda: step(x), everywhere=True) or 0 for _ in range(10))
+    assert most == pytest.approx(build.memory.peak_bytes, rel=0.02), (
+        most,
+        build.memory.peak_bytes,
+        build.memory.holders,
+    )
+
+
 QUICK: dict[str, Case] = {
     f"stage {stage}": partial(rows_are_updated_in_place, stage=stage) for stage in (1, 2)
 } | {"order": collectives_are_awaited_as_they_begin}
@@ -79,3 +97,14 @@ QUICK: dict[str, Case] = {
 @pytest.mark.parametrize("case", QUICK)
 def test_memory(quick: Wrong, case: str) -> None:
     assert_right(case, quick)
+
+
+LONG: dict[str, Case] = {
+    f"compiled, stage {stage}": partial(compiled_code_holds_what_is_planned, stage=stage) for stage in (2, 3)
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG)
+def test_memory_of_compiled_steps(long: Wrong, case: str) -> None:
+    assert_right(case, long)

@@ -46,6 +46,17 @@ def reads_until_awaited(target: Any) -> bool:
     return communicates(target) and target._opname not in (*_COPY_FIRST, "wait_tensor")
 
 
+def copied_by_gloo(target: Any, given: int, made: int) -> int:
+    """The bytes of the copy with which Gloo does a collective, by those that it is given and those that it makes.
+
+    What: torch's kernels: what is reduced and scattered is reduced whole, what is gathered comes in one piece first. Why: a compiled step holds
+    it while the collective is on its way. Degraded path: none is known.
+    """
+    if communicates(target) and target._opname.startswith("reduce_scatter_tensor"):
+        return given
+    return made if communicates(target) and target._opname.startswith("all_gather_into_tensor") else 0
+
+
 def shown_by_collective(op: Any) -> tuple[frozenset[str], ...] | None:
     """For each result the names of the arguments whose memory it shows; None if that is not known.
 

@@ -16,13 +16,14 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import copied_by_gloo, waits
 from monograph.compat.patching import replaced
 
 LOGGER = logging.getLogger("monograph")
 
 _NAME: Final = "monograph"
 _LAST_STEP: Final = "run_wrapper_ir_passes"
-_DECLARED: Final = re.compile(r"\bRAIIAtenTensorHandle (\w+);")
+_DECLARED: Final = re.compile(r"\bRAIIAtenTensorHandle (\w+)(?:\(\1_handle\))?;")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,9 @@ class _Lines:
         self._results = set(self._graph.get_output_names())
         self._memory: dict[str, str] = {}  # by the name of a buffer the one that has taken its memory
         self._names: dict[str, set[str]] = {}  # by the latter those that stand for it
+        self._sent: dict[
+            str, str
+        ] = {}  # what collectives take that are on their way, by the names of their results
         self._stretches = [Stretch("")]
 
     def stretches(self) -> list[Stretch]:
@@ -158,13 +162,21 @@ class _Lines:
                 self._share(shown[0], made.get_name())
             elif made.has_tensor_output():
                 self._take(made)
+        if waits(line.node.op_overload):
+            self._done(line.node.inputs[0].get_name())
         self._work(line.node)
 
     def _declared(self, line: str) -> None:
         """A result of an op that has no interface in C."""
         for name in _DECLARED.findall(line):
-            if (made := self._graph.try_get_buffer(name)) is not None and made.has_tensor_output():
+            made = self._graph.try_get_buffer(name)
+            if made is None or not made.has_tensor_output():
+                continue
+            if shown := list(made.get_inputs_that_alias_output()):
+                self._share(shown[0], name)
+            else:
                 self._take(made)
+                self._begin_collective(made)
 
     def _take(self, buffer: Any) -> None:
         name = buffer.get_name()
@@ -173,16 +185,32 @@ class _Lines:
         self._names[name] = {name}
         self._add(Taken(name, node, self._nbytes(buffer.get_layout()), "temporary"))
 
+    def _begin_collective(self, call: Any) -> None:
+        """What a collective takes besides its result, until it is waited for."""
+        given = sum(self._nbytes(item.get_layout()) for item in getattr(call, "inputs", ()))
+        copied = copied_by_gloo(getattr(call, "op_overload", None), given, self._nbytes(call.get_layout()))
+        if copied:
+            self._sent[call.get_name()] = self._inside(call, copied)
+
+    def _done(self, name: str) -> None:
+        """The end of a collective."""
+        if name in self._sent:
+            self._stretches[-1].left.append(self._sent.pop(name))
+
     def _work(self, call: Any) -> None:
         """What a kernel of torch's takes besides its results."""
         most = self._allocated_by(call.op_overload, lambda: self._arguments(call))
         made = _flat(getattr(call, "outputs", None) or [call])
         inside = most - sum(self._nbytes(item.get_layout()) for item in made if item.has_tensor_output())
         if inside > 0:
-            name = f"{call.get_name()} inside"
-            node = _named(_in_order(call)) or self._stretches[-1].node
-            self._add(Taken(name, node, inside, "inside"))
-            self._stretches[-1].left.append(name)
+            self._stretches[-1].left.append(self._inside(call, inside))
+
+    def _inside(self, call: Any, nbytes: int) -> str:
+        """Memory that a call takes for itself."""
+        name = f"{call.get_name()} inside"
+        node = _named(_in_order(call)) or self._stretches[-1].node
+        self._add(Taken(name, node, nbytes, "inside"))
+        return name
 
     def _arguments(self, call: Any) -> Any:
         """What a kernel is given, by place and by name, its tensors on the device `meta`."""
