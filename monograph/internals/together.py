@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -22,6 +23,7 @@ from monograph.distributed.replicas import Replica, replicas_of
 from monograph.distributed.whole_parameters import check_sharded
 from monograph.distributed.zero import shard_parameters, shard_state
 from monograph.errors import NonfiniteError
+from monograph.internals.sizes_of_one import NotPermitted, Served
 from monograph.ir.meta import form
 from monograph.settings import Settings
 from monograph.state.find import Owned
@@ -69,6 +71,18 @@ class Together:
                 "\n".join(lines), "to begin a pipeline"
             )
             self.alike.update(new)
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Inside, there will be a build. If there is none, the others are told, which may wait with theirs."""
+        try:
+            yield
+        except (Served, NotPermitted):
+            raise
+        except Exception as error:
+            for agreement in self._agreements.values():
+                agreement.not_built(error)
+            raise
 
     def run(self, name: str, build: Build, steps: int, step: Callable[[], T]) -> T:
         """Run a step of a build. Raises DistributedError in every process if one is gone, late, or takes another step."""

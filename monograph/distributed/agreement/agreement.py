@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from monograph.distributed.agreement.ranks import RESTART, Ranks
+from monograph.distributed.agreement.others import UNBUILT, Others, error_line
+from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
 from monograph.distributed.agreement.signature import Signature, difference
 from monograph.distributed.agreement.watch import Watch
 from monograph.errors import DistributedError
@@ -28,6 +30,7 @@ class Agreement:
         self._ready: set[str] = set()  # what this rank could swap, and what all will
         self._set: set[str] = set()
         self._failure: DistributedError | None = None
+        self._asked = self._unbuilt = 0  # times
 
     @contextmanager
     def step(self, step: int, build: int, signature: Signature) -> Iterator[None]:
@@ -78,6 +81,13 @@ class Agreement:
             store.set(at, str(step + 2))
         return is_ready and store.check([at]) and step >= int(store.get(at))
 
+    def not_built(self, error: BaseException) -> None:
+        """Tell those that wait for this rank with their builds that it has none."""
+        self._unbuilt += 1
+        if (store := self.ranks.store) is not None:
+            said = json.dumps([self.ranks.rank, self._unbuilt, error_line(error)])
+            in_time(lambda: bool(store.set(f"{UNBUILT}/{self._asked}", said)))
+
     def meet(self, what: str) -> None:
         """Return when all ranks are about to do this beside their steps. Raises DistributedError that names who is not."""
         if self._failure is not None:
@@ -96,7 +106,11 @@ class Agreement:
             )
 
     def _ask(self, signature: Signature) -> None:
-        others = None if self.watch is None else self.watch.others(signature.digest)
+        others = None
+        if self.ranks.store is not None:
+            calls = 0 if self.watch is None else self.watch.calls
+            others = Others(self.ranks, calls, signature.digest, (f"{UNBUILT}/{self._asked}", self._unbuilt))
+        self._asked += 1
         digests = self.ranks.meet(signature.digest, "to agree on the collectives of this step", others)
         if len(set(digests)) == 1:
             return

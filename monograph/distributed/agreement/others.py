@@ -13,6 +13,9 @@ from monograph.errors import DistributedError
 
 BEAT_SECONDS: Final = 0.3
 FAILED: Final = "failed"  # the key that says which rank has failed, for those that wait
+UNBUILT: Final = (
+    "unbuilt"  # by meeting, which rank will not come since its build has failed, how often, and why
+)
 _SILENT_SECONDS: Final = 1.2  # four beats: a rank that leaves none in that time is gone
 
 
@@ -66,12 +69,18 @@ class _Seen:
 
 
 class Others:
-    """The other ranks, as one sees them that has begun so many steps and is about to run these collectives."""
+    """The other ranks, as one sees them that has begun so many steps and is about to run these collectives.
 
-    def __init__(self, ranks: Ranks, calls: int, running: str) -> None:
+    `unbuilt` is the key of a failed build, and how often one of this rank has failed: all may have failed alike.
+    """
+
+    def __init__(
+        self, ranks: Ranks, calls: int, running: str, unbuilt: tuple[str, int] | None = None
+    ) -> None:
         self._ranks = ranks
         self._calls = calls
         self._running = running
+        self._unbuilt = unbuilt
         self._next_look = 0.0
 
     def look(self) -> None:
@@ -88,6 +97,12 @@ class Others:
             note = Note.of(ranks.read(ranks.key("note", int(failed))) or "")
             who = "" if note.is_shared else f"{ranks.named([int(failed)])} failed: "
             raise DistributedError(f"{who}{note.error}", hint=RESTART)
+        if self._unbuilt is not None and (said := ranks.read(self._unbuilt[0])) is not None:
+            number, times, what = json.loads(said)
+            if times > self._unbuilt[1]:
+                raise DistributedError(
+                    f"{ranks.named([number])} could not build its step: {what}", hint=RESTART
+                )
         for rank in self._numbers() if ranks.rank == 0 else [0]:
             said = ranks.read(ranks.key("at", rank))
             place = None if said is None else _place(said)
@@ -154,6 +169,11 @@ class Others:
 def _place(text: str) -> Place:
     call, step, build, running, doing = text.split("|", 4)
     return Place(int(call), int(step), int(build), running, doing)
+
+
+def error_line(error: BaseException) -> str:
+    """An error in a line, for others to read."""
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

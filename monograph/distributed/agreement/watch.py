@@ -14,7 +14,7 @@ from typing import Final
 from torch import distributed
 from torch.distributed.distributed_c10d import Store
 
-from monograph.distributed.agreement.others import BEAT_SECONDS, FAILED, Note, Others, Place
+from monograph.distributed.agreement.others import BEAT_SECONDS, FAILED, Note, Others, Place, error_line
 from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
 from monograph.errors import DistributedError, TornStateError
 
@@ -80,7 +80,7 @@ class Watch:
             self._say(Note(error.message, is_shared=True))
             return error
         if not _is_of_collectives(error):
-            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            said = error_line(error)
             self.failure = DistributedError(f"a step of this rank failed: {said}", hint=RESTART)
             self._say(Note(said))
             return error
