@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.distributed.ops import communicates
+from monograph.compat.distributed.ops import communicates, waits
 from monograph.compat.inductor.checks.indices import Check, checks_in, divides, fails_on_values
 from monograph.compat.inductor.less_work import are_apart
 
@@ -27,12 +27,8 @@ _CPP_HOOKS = ("codegen_node", "flush")
 _MANY = 2**14  # elements
 
 
-# Collectives begin where the program says, and are waited for as late as can be.
-OF_COLLECTIVES: Mapping[str, Any] = {
-    "reorder_for_peak_memory": False,
-    "reorder_for_compute_comm_overlap": True,
-    "reorder_for_compute_comm_overlap_passes": ["sink_waits"],
-}
+# Collectives begin where the program says; torch's passes for overlap would begin all gathers of ZeRO 3 before the first wait.
+OF_COLLECTIVES: Mapping[str, Any] = {"reorder_for_peak_memory": False}
 
 
 def order_of(graph: fx.Graph) -> Mapping[str, Any]:
@@ -211,7 +207,7 @@ class _Phases:
         rest = [*flag, *(node for node in rest if node not in flag)]
         writing = (node for node in rest if not late.isdisjoint([op.get_name() for op in node.get_nodes()]))
         self.first_behind_division = next(writing, None) if self._divides else None
-        return _fills_late([*early, *rest])
+        return _when_needed([*early, *rest])
 
     def _note(self, node: Any) -> list[str]:
         names = [op.get_name() for op in node.get_nodes()]
@@ -219,21 +215,21 @@ class _Phases:
         return names
 
 
-def _fills_late(nodes: Sequence[Any]) -> list[Any]:
-    """Kernels in their order, but those that fill a large buffer from nothing come when it is needed first.
+def _when_needed(nodes: Sequence[Any]) -> list[Any]:
+    """Kernels in their order, but those that fill a large buffer from nothing, or wait, come when it is needed first.
 
     The gradient of an embedding is added up in such a buffer, at the end of the backward pass.
     """
     moved: dict[int, list[Any]] = {}  # by the place of the kernel that they come before
     for index, node in enumerate(nodes):
-        if _fills(node):
+        if _fills(node) or waits(getattr(getattr(node, "node", None), "op_overload", None)):
             made = set(node.get_buffer_names())
             rest = range(index + 1, len(nodes))
             readers = (
                 place for place in rest if any(item.name in made for item in nodes[place].unmet_dependencies)
             )
             moved.setdefault(next(readers, index), []).append(node)
-    late = {node.get_name() for fills in moved.values() for node in fills}
+    late = {node.get_name() for those in moved.values() for node in those}
     order: list[Any] = []
     for index, node in enumerate(nodes):
         order += moved.get(index, [])
