@@ -80,6 +80,9 @@ def compiled_code_holds_what_is_planned(rank: int, stage: int) -> None:
         step(x)
     (build,) = step.builds
     assert build.backend == "inductor", build.notes
+    nodes = [moment.node for moment in build.memory.timeline]
+    before_first_wait = nodes[: next(place for place, node in enumerate(nodes) if node.startswith("wait"))]
+    assert len({node for node in before_first_wait if node.startswith("all_gather")}) <= 2, nodes
     most = min(most_allocated(lambda: step(x), everywhere=True) or 0 for _ in range(10))
     assert most == pytest.approx(build.memory.peak_bytes, rel=0.02), (
         most,
