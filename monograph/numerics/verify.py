@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from monograph.compiler import Build
+from monograph.distributed.zero import parts_of_whole
 from monograph.errors import DefinitionError
 from monograph.inspect.walk import own_inputs
 from monograph.ir.call.signature import Call
@@ -45,6 +46,7 @@ class VerifyReport:
     first: FirstDifference | None
     moving: tuple[str, ...]  # constants of the capture that another capture finds changed
     ok: bool
+    ranks: tuple[int, ...] = ()  # where it does not hold, if several processes take the step
 
     def repro(self, path: str | Path) -> None:
         """Write a script that shows the first difference without the model, and its tensors beside it (safetensors).
@@ -70,6 +72,7 @@ class VerifyReport:
                     f"  {kind}: error against float64 {report.graph_rms:.3g}, eager's {report.eager_rms:.3g} (rms)"
                 )
         lines += [f"a constant that moves: {line}" for line in self.moving]
+        lines += [f"not as promised on rank {', '.join(map(str, self.ranks))}"] if self.ranks else []
         if self.first is not None:
             lines += ["first difference:", *(f"  {line}" for line in str(self.first).splitlines())]
         different = [item for item in self.compared if not item.same]
@@ -101,15 +104,26 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         kept.restore()
         moving = _moving(build.stages[0].program, subject.recapture(build))
         kept.restore()
-        compared, judged, wrong = _compared(eager, graph, exact.truths(_NEARBY))
+        compared, judged, found = _compared(eager, graph, exact.truths(_NEARBY))
+        wrong, ranks = _anywhere(subject, found)
         if wrong is not None and judged:
-            compared, judged, wrong = _compared(eager, graph, exact.truths(_MORE_NEARBY))
+            compared, judged, found = _compared(eager, graph, exact.truths(_MORE_NEARBY))
+            wrong, ranks = _anywhere(subject, found)
         first = None if wrong is None else _located(subject, wrong, bitwise=_is_bitwise(build))
     finally:
         kept.restore()
     ok = wrong is None and not moving
     name = subject.inside.name
-    return VerifyReport(name, build.backend, steps, against, tuple(compared), judged, first, moving, ok)
+    return VerifyReport(
+        name, build.backend, steps, against, tuple(compared), judged, first, moving, ok, ranks
+    )
+
+
+def _anywhere(subject: Subject, wrong: int | None) -> tuple[int | None, tuple[int, ...]]:
+    """The first step that is not as promised in any process, and in which these are; without ranks if there is one."""
+    said = subject.said("" if wrong is None else str(wrong))
+    found = {rank: int(word) for rank, word in said.items() if word}
+    return min(found.values(), default=None), tuple(found) if len(said) > 1 else ()
 
 
 def _is_bitwise(build: Build) -> bool:
@@ -140,9 +154,12 @@ def _graph_steps(subject: Subject, steps: int, against: str) -> tuple[list[After
 def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
     """What eager mode makes and changes; `graph` is what the graph did."""
     found: list[After] = []
+    parts = parts_of_whole(subject.owned, subject.inside.settings)
     for beside in graph:
         after = after_step(subject.owned, subject.run_eager(), _given(subject.call))
-        after[OPTIMIZERS] |= first_entries(subject.owned, beside[OPTIMIZERS].keys() - after[OPTIMIZERS])
+        after[OPTIMIZERS] |= first_entries(
+            subject.owned, beside[OPTIMIZERS].keys() - after[OPTIMIZERS], parts
+        )
         found.append(after)
     return found
 
@@ -208,6 +225,6 @@ def _located(subject: Subject, number: int, *, bitwise: bool) -> FirstDifference
             if index is not None:
                 expected[build.program.outputs[index].path] = after[RESULTS][path]
         agrees = same_bits_of if bitwise else near_float64(build, inputs)
-        return locate(build, inputs, expected, log.ops, agrees)
+        return locate(build, inputs, expected, log.ops, agrees, subject.is_so_anywhere)
     finally:
         kept.restore()
