@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from monograph.capture.step import inputs as capture_inputs
 from monograph.distributed import gather
 from monograph.internals.internals import internals_of
+from tests.distributed.test_sharded import Net as Parts
+from tests.distributed.test_sharded import mesh_of, sharded
 from tests.distributed.test_zero import Net, adamw, whole
 from tests.distributed.training import Case, Wrong, assert_right, local
 from tests.support import assert_same
@@ -27,7 +33,7 @@ class Step(mg.Graph):
     """A step of a model, with what a case asks for."""
 
     def __init__(
-        self, model: nn.Module, stage: int, make: Make = adamw, configure: Configure = lambda _step: None
+        self, model: nn.Module, stage: int | None, make: Make = adamw, configure: Configure = lambda _step: None
     ) -> None:
         super().__init__()
         self.model = model
@@ -35,7 +41,7 @@ class Step(mg.Graph):
         self.config.backend("aten")
         if stage:
             self.config.enable_zero(stage=stage, shard_min_size=8)
-        else:
+        elif stage == 0:
             self.config.enable_data_parallel()
         configure(self)
 
@@ -58,22 +64,24 @@ class Step(mg.Graph):
 
 def alike(
     rank: int,
-    stage: int,
+    stage: int | None,
     *,
     make: Make = adamw,
     configure: Configure = lambda _step: None,
     model: Callable[[], nn.Module] = Net,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
     kind: type[Step] = Step,
     rows: int = 4,
+    width: int = 6,
     x_of: Callable[[torch.Tensor, int], torch.Tensor] = lambda x, _index: x,
 ) -> None:
     """Steps of the graph and in eager mode: the same results and state; `verify()` agrees and changes nothing."""
     torch.manual_seed(rank)  # all begin with the parameters of the first process
     base = model()
-    ours, other = (kind(copy.deepcopy(base), stage, make, configure) for _ in range(2))
+    ours, other = (kind(wrap(copy.deepcopy(base)), stage, make, configure) for _ in range(2))
     batches = torch.Generator().manual_seed(rank)
     for index in range(3):
-        x = x_of(torch.randn(rows, 6, generator=batches), index)
+        x = x_of(torch.randn(rows, width, generator=batches), index)
         for step in [other] * (index == 1) + [ours] * (index == 2):
             before = step.values()
             report = step.verify(x)
@@ -239,6 +247,32 @@ CHECKS: dict[str, Callable[..., None]] = {
 }
 
 
+def in_parts(rank: int, *, steps: int = 1, **options: Any) -> None:
+    """The reference of a module in parts is that with its own hooks."""
+
+    def configure(step: mg.Graph) -> None:
+        step.config.set_gradient_accumulation_steps(steps)
+
+    kind = Step if steps > 1 else Clipped
+    wrap = partial(sharded, rank, **options)
+    alike(rank, None, model=Parts, wrap=wrap, kind=kind, configure=configure, rows=4 * steps, width=5)
+
+
+def in_parts_of_modules(rank: int) -> None:
+    """DTensors that go into forward are the same in eager mode."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.detach(), 0)
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        return parallelize_module(model, mesh_of(rank), plan)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+
+    alike(0, None, model=model, wrap=wrap, kind=Clipped)
+
+
 def _cases(chosen: Callable[[str, int], bool]) -> dict[str, Case]:
     return {
         f"{name} at stage {stage}": partial(check, stage=stage)
@@ -250,7 +284,13 @@ def _cases(chosen: Callable[[str, int], bool]) -> dict[str, Case]:
 
 _FEW = (("clipped", 2), ("accumulated", 1), ("scaled", 3), ("wrong", 1), ("wrong", 3))
 QUICK = _cases(lambda name, stage: (name, stage) in _FEW)
-LONG = _cases(lambda name, stage: (name, stage) not in _FEW)
+LONG = _cases(lambda name, stage: (name, stage) not in _FEW) | {
+    "in parts": in_parts,
+    "in parts, micro-batches": partial(in_parts, steps=2),
+    "in parts, cast": partial(in_parts, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)),
+    "in parts of modules": in_parts_of_modules,
+    "wrapped": partial(alike, stage=None, wrap=DistributedDataParallel, kind=Clipped),
+}
 
 
 @pytest.mark.every_case
