@@ -58,17 +58,19 @@ def locate(
     expected: Mapping[str, Any],
     log: Sequence[EagerOp],
     agrees: Agrees,
-    anywhere: Callable[[bool], bool] = bool,
+    captured_agrees: Agrees,
+    anywhere: Callable[[bool], bool],
 ) -> FirstDifference | None:
     """Who parts first from what eager mode gave; None if that is nobody in this process.
 
-    `expected` has eager's values by the paths of the outputs. `agrees` judges what may round; `inputs` are a copy of what
-    the step was given. Of processes that run it together all go the same way: `anywhere` is true if a process finds so.
+    `expected` has eager's values by the paths of the outputs. `agrees` judges what may round, `captured_agrees` what the
+    captured program gives; `inputs` are a copy of what the step was given. Of processes that run it together all go the
+    same way: `anywhere` is true if a process finds so.
     """
     stages = list(build.stages)
     captured = Walk(stages[0].program, inputs)
     outputs = _by_path(captured.program, captured.run())
-    path = _first_unequal(expected, outputs, _same)
+    path = _first_unequal(expected, outputs, captured_agrees)
     if anywhere(path is not None):
         return None if path is None else _in_capture(captured, log, path, expected)
     bad = _first_bad_stage(stages, inputs, outputs, agrees, anywhere)
@@ -78,7 +80,8 @@ def locate(
     return _in_kernels(build, inputs, agrees, anywhere)
 
 
-def _same(_name: str, expected: Any, got: Any) -> bool:
+def same_value(_name: str, expected: Any, got: Any) -> bool:
+    """Judges a value of the captured program, which runs op by op as eager mode does."""
     if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
         return same_bits(expected, got)
     return repr(expected) == repr(got)
