@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -151,6 +152,8 @@ class RecordedWholes:
         self._writes: Writes
         self._given: dict[int, int] = {}  # of the writes to one that stays whole those that all have, by id
         self._gathered: list[tuple[ShardedParameter, torch.Tensor]] = []
+        # whole gradients that wait for a later backward(), by id of the parameter
+        self._waiting: dict[int, tuple[ShardedParameter, torch.Tensor]] = {}
 
     @property
     def kept(self) -> Collection[int]:
@@ -179,16 +182,39 @@ class RecordedWholes:
         """How often the step has changed a parameter so far."""
         return self._changes(self._inputs.port(item.sharded))
 
+    def _summed(self, item: ShardedParameter, gradient: torch.Tensor) -> torch.Tensor | None:
+        """What processes add of a gradient: all that waits, too; None if it waits itself."""
+        _, before = self._waiting.pop(id(item.sharded), (item, None))
+        total = gradient if before is None else before + gradient
+        if item.leaves_copies_apart:
+            raise DistributedError(
+                f"set_requires_all_reduce(False) in build(), before the gradient of {self._path(item)} is there",
+                hint="set_requires_gradient_sync(False) lets all wait for a later backward()",
+            )
+        if not item.waits:
+            return total
+        self._waiting[id(item.sharded)] = item, total
+        return None
+
     def check(self) -> None:
-        """Raise DistributedError for a change to what was gathered, and is gone when the module has run."""
+        """Raise DistributedError for what would be lost: a gradient that still waits, and a change to what was gathered."""
+        for item, _ in self._waiting.values():
+            raise DistributedError(
+                f"the gradient of {self._path(item)} waits at the end of the step: set_requires_gradient_sync(False) came last",
+                hint="call set_requires_gradient_sync(True) before the last backward() of build(); "
+                "micro-batches are a matter of config.set_gradient_accumulation_steps(n)",
+            )
         for item, whole in self._gathered:
             if writes := self._writes_to(whole):
                 raise DistributedError(
-                    f"{self._inputs.by_fake[id(self.seen(item.sharded))].path} is changed in place while a module runs: "
-                    "processes have parts of it, and all of it for that time alone",
+                    f"{self._path(item)} is changed in place while a module runs: processes have parts of it, and all of it "
+                    "for that time alone",
                     where=origin(writes[0]),
                     hint="change it in build(), or train with enable_zero(stage=2) or enable_data_parallel()",
                 )
+
+    def _path(self, item: ShardedParameter) -> str:
+        return self._inputs.by_fake[id(self.seen(item.sharded))].path
 
     def _changes(self, fake: torch.Tensor) -> int:
         return len(self._writes_to(fake))
@@ -204,7 +230,7 @@ class RecordedWholes:
             return there.fake if there.sums_whole else kept_whole(there.shown, there.fake.detach())
         begun = len(nodes := current_tracer().graph.nodes)
         cast = Cast(known.parameter_type, known.gradient_type)
-        whole = gathered(self.seen(item.sharded), item.inner, cast)
+        whole = gathered(self.seen(item.sharded), item.inner, cast, partial(self._summed, item))
         self._gathered.append((item, part_of(whole)))
         if known.gathers_again:
             for node in islice(nodes, begun, None):

@@ -40,7 +40,7 @@ from monograph.capture.step.origins import OriginRecorder
 from monograph.capture.step.replaced_functions import ReplacedFunctions
 from monograph.capture.step.request import Request
 from monograph.capture.step.results import StepResults, check_dense
-from monograph.capture.step.roots import roots_of, watched_classes
+from monograph.capture.step.roots import note_wrappers, roots_of, watched_classes
 from monograph.capture.step.unread_inputs import (
     NumberConditions,
     drop_unasked_state,
@@ -65,7 +65,7 @@ from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
 from monograph.distributed.averages import AveragedGradients
 from monograph.distributed.buffers import bypass_wrappers, take_over_buffers
-from monograph.distributed.replicas import READ_OF_WRAPPERS, replicas_of
+from monograph.distributed.replicas import replicas_of
 from monograph.distributed.whole_parameters import WholeParameters, modules_with_parts
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
@@ -296,7 +296,7 @@ class TracedStep:
         stack.enter_context(self.functions.mode)
         stack.enter_context(probes_go_to(self.results.record_probe))
         stack.enter_context(handles_noted(self.side_effects.module_hooks.handles))
-        self.reach.may_read(READ_OF_WRAPPERS if self.replicas else ())
+        note_wrappers(self.reach, self.modules, self.replicas)
         self.reach.roots(roots)
         stack.enter_context(
             around_dispatch(self._watch.pause, self._watch.resume, self.functions.answer, UNKNOWN)
@@ -320,13 +320,13 @@ class TracedStep:
         return returned, changed, args, kwargs, given
 
     def _update(self) -> None:
+        self._begun.wholes.check()
         self._averaged.check_all_found()
         self.optimizers.step_automatic()
         self._rules.end()
         self._settings.check()
         with self._recorder.phase("update"):
             self._begun.wholes.share()
-        self._begun.wholes.check()
         for average in self.request.owned.averages:
             with self._recorder.phase("average", average.path):
                 self._begun.update_average(average)
