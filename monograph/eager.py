@@ -17,7 +17,7 @@ from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
 from monograph.compat.distributed.forms import shard_form, shard_of
 from monograph.compat.distributed.tensors import awaited_part, is_sharded, part_of
-from monograph.compat.modes import FunctionMode
+from monograph.compat.modes import FunctionMode, outside_of_modes
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key
 from monograph.compat.traces.branches import unseen_function_mode
@@ -25,6 +25,7 @@ from monograph.distributed.averages import AveragedGradients
 from monograph.distributed.buffers import summed_later, take_over_buffers
 from monograph.distributed.pipeline.bound import pipeline_of
 from monograph.distributed.replicas import replicas_of
+from monograph.eager_parts import EagerParts, in_parts
 from monograph.errors import DistributedError
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
@@ -42,28 +43,39 @@ def eager_step(
     `arguments` are those of the call: build() may change the containers among them. Each micro-batch gets its own.
     Gives what build() returned, and how often each optimizer has stepped.
     """
-    call, owned, steps = request.call, request.owned, request.settings.accumulation_steps
-    sums = _Sums(request)
-    if steps > 1:
-        sums.check()
-    if request.settings.zero is not None:
-        raise DistributedError(
-            "a step in eager mode under enable_zero(), which is a matter of captured steps",
-            hint="call the graph; for a reference train with DistributedDataParallel or fully_shard()",
-        )
+    owned = request.owned
     if pipeline_of(owned, owned.named_modules(), request.settings) is not None:
         raise DistributedError(
             "a step in eager mode of modules that have stages, and there are several processes: each has the state of its own stages",
             hint="call the graph; for a reference train in one process",
         )
-    replicas = replicas_of(owned, owned.named_modules(), request.settings)
+    seen = _Seen(request)
+    with in_parts(owned, request.settings) as parts:
+        returned, stepped = _step(request, arguments, seen, parts)
+    for average in owned.averages:
+        average.update()
+    seen.finish()
+    return returned, stepped
+
+
+def _step(
+    request: Request,
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+    seen: _Seen,
+    parts: EagerParts,
+) -> tuple[Any, Mapping[str, int]]:
+    call, owned, steps = request.call, request.owned, request.settings.accumulation_steps
+    sums = _Sums(request, parts)
+    if steps > 1:
+        sums.check()
+    with outside_of_modes():  # what watches the step
+        replicas = replicas_of(owned, owned.named_modules(), request.settings)
     averaged = AveragedGradients([item for item in replicas if item.wrapper is None])
     sums.averaged = averaged.averaged
     around_backward = sums.around_backward if steps > 1 else averaged.around_backward
     rules = StepRules(owned, request.settings, around_backward=around_backward)
     watched = _Watched(rules, follow=steps > 1)
     looks = steps > 1 or owned.scaler is not None
-    seen = _Seen(request)
     looking = watched.functions() if looks else nullcontext()
     with rules.hold(), watched.optimizers(owned), looking, probes_go_to(seen.record):
         returned = []
@@ -84,9 +96,6 @@ def eager_step(
             if not registered.manual:
                 registered.stepped.step()
         rules.end()
-    for average in owned.averages:
-        average.update()
-    seen.finish()
     return returned[0] if len(returned) == 1 else _packed(returned, watched), rules.stepped
 
 
@@ -161,11 +170,12 @@ class _Watched:
 class _Sums:
     """Gradients over micro-batches. What build() does with incomplete sums is undone."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, request: Request, parts: EagerParts) -> None:
+        self._request, self._parts = request, parts
         self._modules = request.owned.named_modules()
         self._slots = list(module_slots(self._modules))
         self._parameters = {slot.path: slot.tensor for slot in self._slots if slot.role is Role.PARAM}
+        self._summed = {path: parts.summed(item) for path, item in self._parameters.items()}
         self._left = Untouched(self._parameters)
         self._sums: dict[str, torch.Tensor | None] = dict.fromkeys(self._parameters)
         self._last = False
@@ -181,7 +191,7 @@ class _Sums:
     def micro_step(self, watched: _Watched, *, last: bool) -> Iterator[None]:
         """To be entered around build(): it finds no gradients."""
         self._last, self._state, self._left = last, None, Untouched(self._parameters)
-        for parameter in self._parameters.values():
+        for parameter in (*self._parameters.values(), *self._summed.values()):
             parameter.grad = None
         yield
         if self._state is not None:
@@ -204,20 +214,23 @@ class _Sums:
     def around_backward(self) -> Iterator[None]:
         """backward() adds to the sums."""
         self._left.check()
-        for path, parameter in self._parameters.items():
+        for path, parameter in self._summed.items():
             parameter.grad = self._sums[path]
         yield
-        self._sums = {path: parameter.grad for path, parameter in self._parameters.items()}
+        self._sums = {path: parameter.grad for path, parameter in self._summed.items()}
         if not self._last:
             self._state = _State(self._request, self._modules, self._slots)
-            for path, parameter in self._parameters.items():
-                total = self._sums[path]
-                parameter.grad = None if total is None else total.clone()
-        else:
-            for path, parameter in self._parameters.items():
-                if (total := self._sums[path]) is not None:
-                    parameter.grad = self.averaged(parameter, total)
+        for path, parameter in self._parameters.items():
+            total = self._sums[path]
+            parameter.grad = None if total is None else self._shown(path, parameter, total)
         self._left.note()
+
+    def _shown(self, path: str, parameter: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        """What build() finds in the place of a sum."""
+        if self._summed[path] is not parameter:
+            found: torch.Tensor = self._parts.mean(parameter, total)
+            return found
+        return self.averaged(parameter, total) if self._last else total.clone()
 
 
 class _State:

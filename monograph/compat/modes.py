@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monograph.compat.distributed.tensors import is_sharded_type
 from monograph.compat.ops import is_random
 from monograph.compat.patching import replace, replace_here, replaced
 from monograph.compat.tensors import FORM_GETTERS
@@ -206,10 +207,12 @@ hidden_from_dispatch_modes: Callable[[], Any] = getattr(torch._C, "_DisableTorch
 
 
 def watching_results(see: Callable[[Any, Any], None]) -> Any:
-    """A mode that shows every op that runs, and its result, to `see`."""
+    """A mode that shows every op that runs, and its result, to `see`; of DTensors the ops that they come down to."""
 
     class Watching(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if any(map(is_sharded_type, types)):
+                return NotImplemented  # its turn comes again
             result = func(*args, **(kwargs or {}))
             see(func, result)
             return result

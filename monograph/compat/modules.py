@@ -44,6 +44,12 @@ def mark_parameter(tensor: torch.Tensor) -> None:
 FLAT_WEIGHTS = "_flat_weights"
 
 
+def flat_weights_of(module: nn.Module) -> dict[str, Any]:
+    """What a recurrent layer keeps of its weights besides the table of its parameters, by the names of its attributes."""
+    names = (FLAT_WEIGHTS, "_flat_weight_refs")
+    return {name: vars(module)[name] for name in names if name in vars(module)}
+
+
 def weights_in_order(module: nn.RNNBase, tables: dict[str, Any]) -> list[Any]:
     """The weights of a recurrent layer as its kernels take them, by their names in the table of its parameters."""
     return [tables.get(name) for name in module._flat_weights_names]

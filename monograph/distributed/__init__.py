@@ -1,7 +1,7 @@
 """Steps that several processes take together: gradients are averaged, buffers are those of the first process.
 
 In: the modules of a graph, wrappers around them, the settings. Out: collectives, recorded or run in eager mode. For users:
-tensors that processes share, by OneFlow's words. Imports `distributed/programs`, `ir`, `ir/call`, `state`.
+tensors that processes share, by OneFlow's words. Imports `ir`, `ir/call`, `state`.
 """
 
 import importlib

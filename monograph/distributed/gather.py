@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -25,14 +25,23 @@ class Cast:
     gradients: torch.dtype | None = None
 
 
-def gathered(sharded: Any, inner: Inner | None = None, cast: Cast | None = None) -> torch.Tensor:
+def _all_of_it(gradient: torch.Tensor) -> torch.Tensor | None:
+    return gradient
+
+
+def gathered(
+    sharded: Any,
+    inner: Inner | None = None,
+    cast: Cast | None = None,
+    summed: Callable[[torch.Tensor], torch.Tensor | None] = _all_of_it,
+) -> torch.Tensor:
     """The whole of a DTensor of which processes with other batches hold the parts, and copies.
 
     Backward takes the mean of their gradients, and leaves each its part. With `inner` the whole is a DTensor itself, over the
-    other dimensions of the mesh.
+    other dimensions of the mesh. `summed` gives what is averaged of a gradient that is there now; None leaves nothing yet.
     """
     apply: Any = _Gathered.apply
-    made: torch.Tensor = apply(sharded, inner, cast or Cast())
+    made: torch.Tensor = apply(sharded, inner, cast or Cast(), summed)
     return made
 
 
@@ -57,8 +66,8 @@ class _Kept(torch.autograd.Function):
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, sharded: Any, inner: Inner | None, cast: Cast) -> Any:
-        ctx.sharded, ctx.dtype, ctx.inner, ctx.cast = sharded, sharded.dtype, inner, cast
+    def forward(ctx: Any, sharded: Any, inner: Inner | None, cast: Cast, summed: Any) -> Any:
+        ctx.sharded, ctx.dtype, ctx.inner, ctx.cast, ctx.summed = sharded, sharded.dtype, inner, cast, summed
         local = local_of(sharded)
         whole = whole_of(local if cast.values is None else local.to(cast.values), sharded, inner)
         return whole if inner is None else inner.around(whole)
@@ -68,8 +77,11 @@ class _Gathered(torch.autograd.Function):
         if ctx.inner is not None:
             gradient = ctx.inner.local_gradient(gradient)
         wanted = ctx.cast.gradients
-        part = mean_part(gradient if wanted is None else gradient.to(wanted), ctx.sharded, ctx.inner)
-        return with_local(ctx.sharded, part.to(ctx.dtype), requires_grad=False), None, None
+        total = ctx.summed(gradient if wanted is None else gradient.to(wanted))
+        if total is None:
+            return None, None, None, None
+        part = mean_part(total, ctx.sharded, ctx.inner)
+        return with_local(ctx.sharded, part.to(ctx.dtype), requires_grad=False), None, None, None
 
 
 @dataclass(frozen=True)

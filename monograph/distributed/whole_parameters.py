@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from itertools import islice
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -19,33 +17,38 @@ from monograph.compat.distributed.fully_shard import (
     unknown_wishes,
     without_hooks,
 )
-from monograph.compat.modes import current_tracer
 from monograph.compat.modules import FLAT_WEIGHTS, mark_parameter, parameters_of, weights_in_order
-from monograph.distributed.gather import Cast, gathered, kept_whole
-from monograph.distributed.programs.begun import GATHER, TOGETHER
-from monograph.distributed.programs.gather_again import AGAIN
 from monograph.distributed.zero import is_of_zero
 from monograph.errors import DistributedError
 from monograph.ir.call.tree import flatten, unflatten
-from monograph.ir.meta import add_label
+
+
+class Source(Protocol):
+    """Where whole parameters come from."""
+
+    @property
+    def kept(self) -> Container[int]:
+        """The ids of parameters that are whole between steps, too, and of which this process updates a part."""
+
+    def seen(self, parameter: Any) -> Any:
+        """A parameter as this thread sees it outside of modules."""
+
+    def whole(self, known: ShardedModule, item: ShardedParameter) -> torch.Tensor:
+        """All of a parameter, as it is now, for a module that runs."""
+
+    def changes(self, item: ShardedParameter) -> int:
+        """How often the step has changed it."""
 
 
 class WholeParameters:
-    """Runs modules with whole parameters. `seen(tensor)` is a parameter as this thread sees it."""
+    """Runs modules with whole parameters."""
 
-    def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        seen: Callable[[Any], Any],
-        kept: Mapping[int, tuple[torch.Tensor, bool]] = MappingProxyType({}),
-    ) -> None:
-        """`kept` has by id of a parameter the whole of it, where that is there already, and if its gradient stays whole."""
-        self._seen, self._kept = seen, kept
-        found = [*sharded_modules(iter(modules.values())), *_of_zero(modules.values(), kept)]
+    def __init__(self, found: Iterable[ShardedModule], source: Source) -> None:
+        self._source, found = source, [*found]
         self._of: dict[int, ShardedModule] = {id(item.module): item for item in found}
-        self._known: dict[
-            int, torch.Tensor
-        ] = {}  # whole parameters of modules that run, by id of their shards
+        # those of modules that run, by id of their shards, with what had changed them before
+        self._known: dict[int, tuple[torch.Tensor, int]] = {}
+        self._placed: dict[tuple[int, str], torch.Tensor] = {}  # in tables of modules that run
         self._depth = 0
         self._outside = {  # those that any module may read, not their own alone
             (id(owner), name): (known, item)
@@ -67,36 +70,26 @@ class WholeParameters:
             self._depth -= 1
             if not self._depth:
                 self._known.clear()
+                self._placed.clear()
 
     def read(self, its_own: Callable[[nn.Module, str], Any], module: nn.Module, name: str) -> Any:
         """An attribute of a module: what a graph has laid out itself is whole for all code of modules that run."""
         found = its_own(module, name)
         if self._depth and (there := self._outside.get((id(module), name))) is not None:
             known, item = there
-            return self._taken(known, item) if found is self._seen(item.sharded) else found
+            if found is self._source.seen(item.sharded) or found is self._placed.get((id(module), name)):
+                return self._taken(known, item)
         return found
 
     def _taken(self, known: ShardedModule, item: ShardedParameter) -> torch.Tensor:
-        """The whole parameter, which is gathered if that has not been done for a module around this one."""
-        if (whole := self._known.get(id(item.sharded))) is None:
-            begun = len(nodes := current_tracer().graph.nodes)
-            whole = self._whole(known, item)
+        """The whole parameter, which is gathered if that has not been done since it was changed."""
+        whole, before = self._known.get(id(item.sharded), (None, -1))
+        if whole is None or before != self._source.changes(item):
+            whole = self._source.whole(known, item)
             mark_parameter(whole)
-            if known.gathers_again:
-                for node in islice(nodes, begun, None):
-                    for label in (AGAIN, TOGETHER)[: 1 + known.shares] if node.target is GATHER else ():
-                        add_label(node, label)
-        if known.shares:
-            self._known[id(item.sharded)] = whole
+            if known.shares:
+                self._known[id(item.sharded)] = whole, self._source.changes(item)
         return whole
-
-    def _whole(self, known: ShardedModule, item: ShardedParameter) -> torch.Tensor:
-        parameter = item.sharded
-        shown = self._seen(parameter)
-        if id(parameter) in self._kept:
-            whole, stays = self._kept[id(parameter)]
-            return whole if stays else kept_whole(shown, whole.detach())
-        return gathered(shown, item.inner, Cast(known.parameter_type, known.gradient_type))
 
     def _run(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if (known := self._of.get(id(module))) is None:
@@ -109,7 +102,7 @@ class WholeParameters:
             for owner, name in item.places:
                 table = parameters_of(owner)
                 before.append((table, name, table[name]))
-                table[name] = whole  # type: ignore[assignment]
+                table[name] = self._placed[id(owner), name] = whole  # type: ignore[assignment]
         before += _with_weights({owner for item in known.parameters for owner, _ in item.places})
         try:
             with without_hooks(module, known.hooks):
@@ -120,7 +113,14 @@ class WholeParameters:
         return returned if known.output_type is None else _cast(returned, known.output_type)
 
 
-def _of_zero(modules: Iterable[nn.Module], kept: Container[int]) -> Iterator[ShardedModule]:
+def modules_with_parts(modules: Iterable[nn.Module], kept: Container[int]) -> Iterator[ShardedModule]:
+    """Those with parameters in parts, whoever has laid them out. `kept` are the ids of those that stay whole besides."""
+    modules = [*modules]
+    yield from sharded_modules(iter(modules))
+    yield from modules_of_zero(modules, kept)
+
+
+def modules_of_zero(modules: Iterable[nn.Module], kept: Container[int]) -> Iterator[ShardedModule]:
     """Modules with parameters that a graph has laid out itself; one that several have is gathered once."""
     for module in modules:
         table = parameters_of(module).items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -37,7 +37,9 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
             hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
         )
     whole = _kept_whole(owned)
-    plain = [item for item in _places(owned) if not is_sharded(item[2]) and id(item[2]) not in whole]
+    plain = [
+        item for item in places_of_parameters(owned) if not is_sharded(item[2]) and id(item[2]) not in whole
+    ]
     if not plain:
         return
     made: dict[int, Any] = {}
@@ -50,7 +52,7 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
         if id(parameter) not in made:
             made[id(parameter)] = nn.Parameter(part(parameter), requires_grad=parameter.requires_grad)
         parameters_of(module)[name] = made[id(parameter)]
-    _in_optimizers(owned, made, part)
+    put_into_optimizers(owned, made, part)
     for average in owned.averages:
         named = dict(average.module.named_parameters())
         average.weights.update(
@@ -64,14 +66,14 @@ def shard_parameters(owned: Owned, settings: Settings) -> None:
 
 def _lay_out_copies(owned: Owned, zero: Zero) -> None:
     made, whole = dict[int, Any](), _kept_whole(owned)
-    for module, name, parameter in _places(owned):
+    for module, name, parameter in places_of_parameters(owned):
         splits = is_copied(parameter) and _is_split(parameter, zero.shard_min_size)
         if splits and id(parameter) not in whole and not is_sharded_module(module):
             if id(parameter) not in made:
                 requires_grad = parameter.requires_grad
                 made[id(parameter)] = nn.Parameter(with_rows_apart(parameter), requires_grad=requires_grad)
             parameters_of(module)[name] = made[id(parameter)]
-    _in_optimizers(owned, made, lambda entry: with_rows_apart(entry) if is_copied(entry) else entry)
+    put_into_optimizers(owned, made, lambda entry: with_rows_apart(entry) if is_copied(entry) else entry)
     for average in owned.averages:
         copied = {name: item for name, item in average.weights.items() if is_copied(item)}
         named = dict(average.module.named_parameters())
@@ -106,7 +108,7 @@ def parts_of_whole(owned: Owned, settings: Settings) -> dict[int, Any]:
         return {}
     found: dict[int, Any] = {}
     whole, parts = _kept_whole(owned), PartsUpdated(settings)
-    for _, _, parameter in _places(owned):
+    for _, _, parameter in places_of_parameters(owned):
         if not (is_sharded(parameter) or id(parameter) in found or id(parameter) in whole):
             found[id(parameter)] = parts.of(parameter)
     return found
@@ -145,15 +147,16 @@ def _kept_whole(owned: Owned) -> set[int]:
     return {id(p) for item in owned.optimizers if owned.whole.get(item.name) for p in item.parameters}
 
 
-def _places(owned: Owned) -> Iterator[tuple[nn.Module, str, Any]]:
+def places_of_parameters(owned: Owned) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Each place in a module where a parameter is: the module, the name, the parameter."""
     for module in owned.named_modules().values():
         for name, parameter in list(parameters_of(module).items()):
             if parameter is not None:
                 yield module, name, parameter
 
 
-def _in_optimizers(owned: Owned, made: dict[int, Any], part: Any) -> None:
-    """The same parameters in optimizers, with what they keep for each that has its form."""
+def put_into_optimizers(owned: Owned, made: Mapping[int, Any], part: Callable[[Any], Any]) -> None:
+    """The same parameters in optimizers, with the `part` of what they keep for each that has its form."""
     for registered in owned.optimizers:
         optimizer = registered.optimizer
         for group in optimizer.param_groups:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from monograph.compat.modes import outside_of_modes
 from monograph.eager import eager_step
 from monograph.internals.internals import Internals
 from monograph.internals.mistakes import left_schedulers
+from monograph.internals.together import prepare
 from monograph.ir.call.signature import read_call
 from monograph.state.find import kept_parameters
 
@@ -16,13 +18,19 @@ def eager_call(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     graph.check_usable()
     args, kwargs = graph.formed(args, kwargs)
     read = read_call(args, kwargs, graph.names)
-    owned, settings = graph.owned(), graph.settings
-    staying = {id(parameter) for parameter in kept_parameters(owned, settings)}
-    parameters = [p for module in owned.modules.values() for p in module.parameters() if id(p) not in staying]
-    kept = [parameter.grad for parameter in parameters]
+    settings = graph.settings
     with graph.store.lock, graph.in_build():
         request = graph.request(read)
-        graph.together.meet_eagerly(graph.name, request)
+        with outside_of_modes():  # what watches the step
+            graph.together.meet_eagerly(graph.name, request)
+            if settings.data_parallel is not None or settings.zero is not None:
+                prepare(request, graph.together)
+        owned = request.owned
+        staying = {id(parameter) for parameter in kept_parameters(owned, settings)}
+        parameters = [
+            p for module in owned.modules.values() for p in module.parameters() if id(p) not in staying
+        ]
+        kept = [parameter.grad for parameter in parameters]
         graph.probes.step = graph.store.steps
         for parameter in parameters:
             parameter.grad = None

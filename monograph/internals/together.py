@@ -103,6 +103,11 @@ class Together:
         if sending:
             self._agreement_of(name, sending[-1]).meet(what)
 
+    def say(self, name: str, builds: Sequence[Build], word: str, what: str) -> dict[int, str]:
+        """What each process that looks at a step has to say, by its number; this one alone if it sends nothing."""
+        sending = [build for build in builds if build.communicates]
+        return self._agreement_of(name, sending[-1]).say(word, what) if sending else {0: word}
+
     def meet_eagerly(self, name: str, request: Request) -> None:
         """All are about to run a step in eager mode, if that sends anything."""
         owned = request.owned

@@ -6,8 +6,10 @@ anything. The others are for graphs as they are recorded, and follow the one ten
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from operator import getitem
 from typing import Any, Final
 
@@ -137,6 +139,24 @@ def _marked(op: Any, *, writes: bool) -> tuple[tuple[int, str], ...]:
         for position, item in enumerate(schema.arguments)
         if item.alias_info is not None and (item.alias_info.is_write or not writes)
     )
+
+
+class Writes:
+    """The ops that change memory in place, in a graph in the making whose earlier nodes stay as they are."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph, self._roots = graph, MemoryRoots()
+        self._seen = set[fx.Node]()
+        self._found: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
+
+    def to(self, node: fx.Node) -> Sequence[fx.Node]:
+        """Those so far that change a value, or what it is a view of, in order."""
+        new = [*takewhile(lambda item: item not in self._seen, reversed(self._graph.nodes))]
+        self._seen.update(new)
+        for item in reversed(new):
+            for root in dict.fromkeys(map(self._roots.of, changed_by(item))):
+                self._found[root].append(item)
+        return self._found.get(self._roots.of(node), ())
 
 
 def last_writers(graph: fx.Graph) -> dict[int, fx.Node]:

@@ -10,10 +10,8 @@ import torch
 
 from monograph.compiler import Build
 from monograph.numerics.float64 import Float64Walk
-from monograph.numerics.judge import Difference, FloatReport, against_float64, differences
+from monograph.numerics.judge import FAULT, Difference, FloatReport, against_float64, differences
 from monograph.numerics.state import KINDS, After
-
-_ON_THE_WAY = 30.0
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,11 @@ def same_bits_of(_name: str, expected: Any, got: Any) -> bool:
     return next(differences(expected, got), None) is None
 
 
-def near_float64(build: Build, inputs: Sequence[Any]) -> Callable[[str, Any, Any], bool]:
+def near_float64(build: Build, inputs: Sequence[Any], *, mutual: bool) -> Callable[[str, Any, Any], bool]:
     """Judges a value of the captured program by its distance to float64; others need the same bits.
 
     A value on the way may err more than the promise for results allows: a kernel that sums in another order is not to
-    blame for a fault, and a fault is larger by far.
+    blame for a fault, and a fault is larger by far. With `mutual` what is expected is judged, too.
     """
     walk = Float64Walk(build.stages[0].program, inputs)
     outputs = walk.run()
@@ -128,8 +126,9 @@ def near_float64(build: Build, inputs: Sequence[Any]) -> Callable[[str, Any, Any
             return not _floating(expected, expected) or _close(expected, got)
         report = against_float64({name: truth}, {name: expected}, {name: got})
         (distance,) = report.distances
-        near = report.graph_rms <= _ON_THE_WAY * max(report.eager_rms, report.rounding_rms)
-        return near and distance.graph_max <= _ON_THE_WAY * distance.limit
+        near = report.graph_rms <= FAULT * max(report.eager_rms, report.rounding_rms)
+        near = near and (report.eager_ok or not mutual)
+        return near and distance.graph_max <= FAULT * distance.limit
 
     return agrees
 

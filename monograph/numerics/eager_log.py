@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.compat.distributed.ops import communicates, waits
+from monograph.compat.fakes import is_fake
 from monograph.compat.modes import watching_results
-from monograph.compat.ops import spelling
+from monograph.compat.ops import aliased_arguments, spelling
 from monograph.ir.call.nested import tensors_in
 from monograph.user_code.lines import Origin, user_place
 
@@ -38,8 +40,13 @@ def op_name(target: Any) -> str | None:
     return _FORMS.sub("", name).strip("_")
 
 
+def says_nothing(target: Any) -> bool:
+    """True for views, and for collectives, whose results are there when they have been waited for."""
+    return any(aliased_arguments(target) or ()) or (communicates(target) and not waits(target))
+
+
 class EagerLog:
-    """A context manager: ops that run inside are noted in `ops`."""
+    """A context manager: ops that run inside are noted in `ops`, but for those that say nothing."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.ops: list[EagerOp] = []
@@ -54,9 +61,11 @@ class EagerLog:
         self._mode.__exit__(*details)
 
     def _see(self, target: Any, result: Any) -> None:
-        if (name := op_name(target)) is None:
+        if (name := op_name(target)) is None or says_nothing(target):
             return
-        made = tuple(tensor.detach().clone() for tensor in tensors_in(result))
+        if any(map(is_fake, found := tensors_in(result))):
+            return  # DTensor looks for a layout
+        made = tuple(tensor.detach().clone() for tensor in found)
         self.ops.append(EagerOp(name, self._place(sys._getframe(2)), made))
 
     def _place(self, frame: FrameType | None) -> Origin:

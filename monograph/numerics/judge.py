@@ -20,6 +20,9 @@ from monograph.ir.call.sparse import PARTS
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
 _ONE_STEP = 10.0  # times the limit of a single tensor
+FAULT = (
+    30.0  # times as far from float64 as the other side: kernels that sum in another order do not come so far
+)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -217,6 +220,11 @@ class FloatReport:
         """
         allowed = self.factor * max(self.eager_rms, self.rounding_rms, self.moved_rms)
         return self.graph_rms <= allowed and all(d.graph_max <= _ONE_STEP * d.limit for d in self.distances)
+
+    @property
+    def eager_ok(self) -> bool:
+        """True if eager is near, too: float64 values are those of a captured step, and that may be another one."""
+        return self.eager_rms <= FAULT * max(self.graph_rms, self.rounding_rms, self.moved_rms)
 
 
 def against_float64(

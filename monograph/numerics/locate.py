@@ -19,11 +19,10 @@ from monograph.inspect.kernel_values import kernel_values, run_kernels
 from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.call.nested import tensors_in
-from monograph.ir.memory import is_view
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
-from monograph.numerics.eager_log import EagerOp, op_name
+from monograph.numerics.eager_log import EagerOp, op_name, says_nothing
 from monograph.numerics.judge import same_bits
 from monograph.numerics.repro import Evidence, expression
 from monograph.passes.run import Stage
@@ -54,25 +53,35 @@ class FirstDifference(Origin):
 
 
 def locate(
-    build: Build, inputs: Sequence[Any], expected: Mapping[str, Any], log: Sequence[EagerOp], agrees: Agrees
+    build: Build,
+    inputs: Sequence[Any],
+    expected: Mapping[str, Any],
+    log: Sequence[EagerOp],
+    agrees: Agrees,
+    captured_agrees: Agrees,
+    anywhere: Callable[[bool], bool],
 ) -> FirstDifference | None:
-    """Who parts first from what eager mode gave. `expected` has eager's values by the paths of the outputs.
+    """Who parts first from what eager mode gave; None if that is nobody in this process.
 
-    `agrees` judges what may round; `inputs` are a copy of what the step was given.
+    `expected` has eager's values by the paths of the outputs. `agrees` judges what may round, `captured_agrees` what the
+    captured program gives; `inputs` are a copy of what the step was given. Of processes that run it together all go the
+    same way: `anywhere` is true if a process finds so.
     """
     stages = list(build.stages)
     captured = Walk(stages[0].program, inputs)
     outputs = _by_path(captured.program, captured.run())
-    if (path := _first_unequal(expected, outputs, _same)) is not None:
-        return _in_capture(captured, log, path, expected)
-    bad = _first_bad_stage(stages, inputs, outputs, agrees)
+    path = _first_unequal(expected, outputs, captured_agrees)
+    if anywhere(path is not None):
+        return None if path is None else _in_capture(captured, log, path, expected)
+    bad = _first_bad_stage(stages, inputs, outputs, agrees, anywhere)
     if bad is not None:
         index, path = bad
         return _in_pass(stages[index - 1], stages[index], inputs, path, agrees)
-    return _in_kernels(build, inputs, agrees)
+    return _in_kernels(build, inputs, agrees, anywhere)
 
 
-def _same(_name: str, expected: Any, got: Any) -> bool:
+def same_value(_name: str, expected: Any, got: Any) -> bool:
+    """Judges a value of the captured program, which runs op by op as eager mode does."""
     if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
         return same_bits(expected, got)
     return repr(expected) == repr(got)
@@ -99,7 +108,9 @@ def _in_capture(
 
     An op without a counterpart is to blame only if numbers differ after it: some are written otherwise and do the same.
     """
-    nodes = [node for node in walk.nodes if op_name(node.target) is not None]
+    nodes = [
+        node for node in walk.nodes if op_name(node.target) is not None and not says_nothing(node.target)
+    ]
     mine = [op_name(node.target) for node in nodes]
     matcher = difflib.SequenceMatcher(None, mine, [op.name for op in log], autojunk=False)
     unmatched: FirstDifference | None = None
@@ -119,7 +130,7 @@ def _in_capture(
                     return unmatched
                 evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
                 return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
-            if made and not is_view(node):  # views say nothing
+            if made:
                 unmatched = None
     return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
 
@@ -128,36 +139,43 @@ def _in_capture(
 
 
 def _first_bad_stage(
-    stages: Sequence[Stage], inputs: Sequence[Any], expected: Mapping[str, Any], agrees: Agrees
-) -> tuple[int, str] | None:
-    """The first stage whose results are wrong, found by halving, and a result that shows it."""
-    wrong: dict[int, str | None] = {0: None}
+    stages: Sequence[Stage],
+    inputs: Sequence[Any],
+    expected: Mapping[str, Any],
+    agrees: Agrees,
+    anywhere: Callable[[bool], bool],
+) -> tuple[int, str | None] | None:
+    """The first stage whose results are wrong, found by halving, and a result of this process that shows it."""
+    wrong: dict[int, tuple[bool, str | None]] = {0: (False, None)}
 
-    def verdict(index: int) -> str | None:
+    def verdict(index: int) -> tuple[bool, str | None]:
         program = stages[index].program
         if index and program is stages[index - 1].program:
             return verdict(index - 1)
         if index not in wrong:
             walk = Walk(program, inputs, keep=False)
-            wrong[index] = _first_unequal(expected, _by_path(walk.program, walk.run()), agrees)
+            path = _first_unequal(expected, _by_path(walk.program, walk.run()), agrees)
+            wrong[index] = anywhere(path is not None), path
         return wrong[index]
 
     good, bad = 0, len(stages) - 1
-    if verdict(bad) is None:
+    if not verdict(bad)[0]:
         return None
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if verdict(middle) is None else (good, middle)
-    return bad, str(verdict(bad))
+        good, bad = (good, middle) if verdict(middle)[0] else (middle, bad)
+    return bad, verdict(bad)[1]
 
 
 def _in_pass(
-    before: Stage, after: Stage, inputs: Sequence[Any], path: str, agrees: Agrees
-) -> FirstDifference:
+    before: Stage, after: Stage, inputs: Sequence[Any], path: str | None, agrees: Agrees
+) -> FirstDifference | None:
     """The first op after a pass whose value is not that of the op of the same name before it."""
     known, walk = Walk(before.program, inputs), Walk(after.program, inputs)
     known.run()
     walk.run()
+    if path is None:
+        return None
     expected = {node.name: item for node, item in known.values.items()}
     cause = f"pass {after.name}"
     for node in walk.nodes:
@@ -178,7 +196,9 @@ def _in_pass(
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def _in_kernels(build: Build, inputs: Sequence[Any], agrees: Agrees) -> FirstDifference | None:
+def _in_kernels(
+    build: Build, inputs: Sequence[Any], agrees: Agrees, anywhere: Callable[[bool], bool]
+) -> FirstDifference | None:
     """The first value that compiled code gives otherwise than the same ops one by one."""
     program = build.plan.program
     walk = Walk(program, inputs)
@@ -186,9 +206,12 @@ def _in_kernels(build: Build, inputs: Sequence[Any], agrees: Agrees) -> FirstDif
     cause = f"{KERNELS} {build.backend}"
     got = _by_path(program, run_kernels(build, inputs))
     path = _first_unequal(_by_path(program, right), got, agrees)
+    if not anywhere(path is not None):
+        return None
+    values = kernel_values(build, walk.program, inputs)  # in all processes
     if path is None:
         return None
-    for node, made in kernel_values(build, walk.program, inputs):
+    for node, made in values:
         if is_defined(node) and not agrees(node.name, walk.values[node], made):
             expected = walk.values[node]
             evidence = Evidence(expression(walk, node), None, expected, made)

@@ -16,6 +16,7 @@ from monograph.capture.guards.sources.values import ABSENT, same
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
+from monograph.compat.distributed.tensors import part_of
 from monograph.compiler import Build
 from monograph.ir.call.nested import tensors_in
 from monograph.numerics.judge import same_bits
@@ -101,22 +102,24 @@ def _seen(source: Source) -> dict[Any, Any]:
 
 
 class _Value:
-    """The bits of a tensor, whether it requires grad, its gradient and the bits of that."""
+    """The bits of what this process has of a tensor, whether it requires grad, its gradient and the bits of that."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._bits, self._requires_grad = tensor.detach().clone(), tensor.requires_grad
+        self._bits, self._requires_grad = part_of(tensor).detach().clone(), tensor.requires_grad
         self._gradient = tensor.grad if tensor.is_leaf else None
-        self._bits_of_gradient = None if self._gradient is None else self._gradient.detach().clone()
+        self._bits_of_gradient = None if self._gradient is None else part_of(self._gradient).detach().clone()
 
     def put_back(self, tensor: torch.Tensor) -> None:
         """Only what differs is written: a pending backward() of the user's stays valid."""
         with torch.no_grad():
-            if tensor.shape != self._bits.shape:
-                tensor.resize_(self._bits.shape)
-            if not same_bits(tensor, self._bits):
-                tensor.detach().copy_(self._bits)
-            if self._gradient is not None and not same_bits(self._gradient, self._bits_of_gradient):  # type: ignore[arg-type]
-                self._gradient.detach().copy_(self._bits_of_gradient)  # type: ignore[arg-type]
+            if (part := part_of(tensor)).shape != self._bits.shape:
+                part.resize_(self._bits.shape)
+            if not same_bits(part, self._bits):
+                part.detach().copy_(self._bits)
+            if self._bits_of_gradient is not None:
+                gradient = part_of(self._gradient)
+                if not same_bits(gradient, self._bits_of_gradient):
+                    gradient.detach().copy_(self._bits_of_gradient)
         if tensor.is_leaf:
             if tensor.requires_grad is not self._requires_grad:
                 tensor.requires_grad_(self._requires_grad)

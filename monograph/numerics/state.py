@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from monograph.capture.optimizers.trial_steps import first_state
+from monograph.compat.distributed.tensors import awaited_part, is_sharded, layout_of, spec_of
 from monograph.ir.call.nested import leaves_by_path
 from monograph.ir.call.tree import flatten, leaf_paths
 from monograph.ir.port import gradient_path
@@ -32,7 +33,7 @@ After = Mapping[str, Mapping[str, Any]]  # kind → path → value
 
 
 def after_step(owned: Owned, returned: Any, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Copies of everything. `given` are the leaves of the call by path."""
+    """Copies of everything. `given` are the leaves of the call by path. Of DTensors: what this process has, and the layout."""
     modules = owned.named_modules()
     names = tensor_paths(modules)
     tied = tied_paths(modules)
@@ -51,12 +52,14 @@ def after_step(owned: Owned, returned: Any, given: Mapping[str, Any]) -> dict[st
     }
     now = RandomState.now()
     generators = {"random/torch": now.cpu, "random/python": now.python, "random/numpy": now.numpy}
-    return {
-        RESULTS: _copied(results),
+    found = {
         PARAMETERS: _copied(state),
         OPTIMIZERS: _copied(dict(_optimizer_state(owned, names))),
         OTHERS: _copied(others | tensors_given(given) | gradients | generators),
     }
+    copied = _copied(results)
+    found[OTHERS] |= {path: copied.pop(path) for path in copied.keys() - results.keys()}
+    return {RESULTS: copied} | found
 
 
 def tied_paths(modules: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -66,10 +69,11 @@ def tied_paths(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     return {path: known for path, known in slots if path != known}
 
 
-def first_entries(owned: Owned, paths: Collection[str]) -> dict[str, Any]:
+def first_entries(owned: Owned, paths: Collection[str], parts: Mapping[int, Any]) -> dict[str, Any]:
     """Of these paths of optimizer state those that an optimizer has not made yet, with the values they begin with.
 
-    A graph has them from the first step on, and eager mode from the first step that is not skipped.
+    A graph has them from the first step on, and eager mode from the first step that is not skipped. `parts` has by id of a
+    whole parameter what this process updates of it.
     """
     names = tensor_paths(owned.named_modules())
     found: dict[str, Any] = {}
@@ -79,9 +83,8 @@ def first_entries(owned: Owned, paths: Collection[str]) -> dict[str, Any]:
                 if not registered.optimizer.state.get(parameter):
                     path = f"{registered.name}/{names.get(id(parameter), '?')}"
                     if any(item.startswith(f"{path}/") for item in paths):
-                        found |= dict(
-                            leaves_by_path(first_state(registered.optimizer, group, parameter), path)
-                        )
+                        part = parts.get(id(parameter), parameter)
+                        found |= dict(leaves_by_path(first_state(registered.optimizer, group, part), path))
     return {path: item for path, item in _copied(found).items() if path in paths}
 
 
@@ -102,7 +105,15 @@ def _optimizer_state(owned: Owned, names: Mapping[int, str]) -> Iterator[tuple[s
 
 
 def _copied(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        path: item.detach().clone() if isinstance(item, torch.Tensor) else item
+    """Copies, of DTensors of what this process has, with their layouts."""
+    copies = {
+        path: _own(item).detach().clone() if isinstance(item, torch.Tensor) else item
         for path, item in found.items()
     }
+    return copies | {
+        f"layout of {path}": layout_of(spec_of(item)) for path, item in found.items() if is_sharded(item)
+    }
+
+
+def _own(item: Any) -> torch.Tensor:
+    return awaited_part(item) if is_sharded(item) else item

@@ -30,6 +30,7 @@ class Subject:
     formed: Arguments
     call: Call
     owned: Owned
+    what: str  # the method by which it is looked at
 
     @property
     def inside(self) -> Internals:
@@ -67,6 +68,15 @@ class Subject:
         build, bound = self.prepare()
         return build, own_inputs(bound)
 
+    def said(self, word: str) -> dict[int, str]:
+        """What each process says here, by number of the process."""
+        inside = self.inside
+        return inside.together.say(inside.name, inside.builds, word, self.what)
+
+    def is_so_anywhere(self, found: bool) -> bool:
+        """True if a process finds so: all have to go the same way, since they send what a step sends."""
+        return "yes" in self.said("yes" if found else "no").values()
+
     def walk(self) -> Walk:
         """The step as captured, to be run op by op."""
         build, inputs = self.inputs()
@@ -96,7 +106,7 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: 
     with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
         graph.compile(*formed[0], **formed[1])
         inside.together.meet(inside.name, inside.builds, what)
-        subject = Subject(graph, (args, kwargs), formed, call, inside.owned())
+        subject = Subject(graph, (args, kwargs), formed, call, inside.owned(), what)
         kept = subject.keep()
         try:
             yield subject

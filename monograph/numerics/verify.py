@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
+from monograph.compat.distributed.groups import group_size
 from monograph.compiler import Build
+from monograph.distributed.programs.collectives import calls_in_order
+from monograph.distributed.zero import parts_of_whole
 from monograph.errors import DefinitionError
 from monograph.inspect.walk import own_inputs
 from monograph.ir.call.signature import Call
@@ -22,7 +26,7 @@ from monograph.numerics.comparison import Compared, compare, is_fine, near_float
 from monograph.numerics.eager_log import EagerLog
 from monograph.numerics.float64_steps import Exact, Truth
 from monograph.numerics.judge import FloatReport
-from monograph.numerics.locate import KERNELS, FirstDifference, locate
+from monograph.numerics.locate import KERNELS, FirstDifference, locate, same_value
 from monograph.numerics.repro import write_repro
 from monograph.numerics.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
 from monograph.numerics.subject import Subject, looking_at
@@ -45,6 +49,7 @@ class VerifyReport:
     first: FirstDifference | None
     moving: tuple[str, ...]  # constants of the capture that another capture finds changed
     ok: bool
+    ranks: tuple[int, ...] = ()  # where it does not hold, if several processes take the step
 
     def repro(self, path: str | Path) -> None:
         """Write a script that shows the first difference without the model, and its tensors beside it (safetensors).
@@ -70,6 +75,7 @@ class VerifyReport:
                     f"  {kind}: error against float64 {report.graph_rms:.3g}, eager's {report.eager_rms:.3g} (rms)"
                 )
         lines += [f"a constant that moves: {line}" for line in self.moving]
+        lines += [f"not as promised on rank {', '.join(map(str, self.ranks))}"] if self.ranks else []
         if self.first is not None:
             lines += ["first difference:", *(f"  {line}" for line in str(self.first).splitlines())]
         different = [item for item in self.compared if not item.same]
@@ -101,22 +107,40 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         kept.restore()
         moving = _moving(build.stages[0].program, subject.recapture(build))
         kept.restore()
-        compared, judged, wrong = _compared(eager, graph, exact.truths(_NEARBY))
+        compare_by = partial(_compared, eager, graph, is_compiled=build.settings.is_compiled)
+        compared, judged, found = compare_by(exact.truths(_NEARBY))
+        wrong, ranks = _anywhere(subject, found)
         if wrong is not None and judged:
-            compared, judged, wrong = _compared(eager, graph, exact.truths(_MORE_NEARBY))
+            compared, judged, found = compare_by(exact.truths(_MORE_NEARBY))
+            wrong, ranks = _anywhere(subject, found)
         first = None if wrong is None else _located(subject, wrong, bitwise=_is_bitwise(build))
     finally:
         kept.restore()
     ok = wrong is None and not moving
     name = subject.inside.name
-    return VerifyReport(name, build.backend, steps, against, tuple(compared), judged, first, moving, ok)
+    return VerifyReport(
+        name, build.backend, steps, against, tuple(compared), judged, first, moving, ok, ranks
+    )
+
+
+def _anywhere(subject: Subject, wrong: int | None) -> tuple[int | None, tuple[int, ...]]:
+    """The first step that is not as promised in any process, and in which these are; without ranks if there is one."""
+    said = subject.said("" if wrong is None else str(wrong))
+    found = {rank: int(word) for rank, word in said.items() if word}
+    return min(found.values(), default=None), tuple(found) if len(said) > 1 else ()
 
 
 def _is_bitwise(build: Build) -> bool:
-    """False if a pass or a kernel choice is on that may round."""
+    """False if a pass or a kernel choice is on that may round, or if sums are over so many processes that they may."""
     settings = build.settings
     chosen = settings.is_on(settings.kernel_selection)
-    return not settings.is_compiled and keeps_bits(settings) and not chosen
+    return not settings.is_compiled and keeps_bits(settings) and not chosen and not _adds_many(build)
+
+
+def _adds_many(build: Build) -> bool:
+    """True for sums over more than two processes: in which order a number is added depends on where it is in its bucket."""
+    calls = calls_in_order(build.stages[0].program)
+    return any({"sum", "avg"} & {*numbers} and group_size(str(numbers[-1])) > 2 for _, numbers in calls)
 
 
 def _given(call: Call) -> dict[str, Any]:
@@ -140,15 +164,18 @@ def _graph_steps(subject: Subject, steps: int, against: str) -> tuple[list[After
 def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
     """What eager mode makes and changes; `graph` is what the graph did."""
     found: list[After] = []
+    parts = parts_of_whole(subject.owned, subject.inside.settings)
     for beside in graph:
         after = after_step(subject.owned, subject.run_eager(), _given(subject.call))
-        after[OPTIMIZERS] |= first_entries(subject.owned, beside[OPTIMIZERS].keys() - after[OPTIMIZERS])
+        after[OPTIMIZERS] |= first_entries(
+            subject.owned, beside[OPTIMIZERS].keys() - after[OPTIMIZERS], parts
+        )
         found.append(after)
     return found
 
 
 def _compared(
-    eager: Sequence[After], graph: Sequence[After], truths: Sequence[Sequence[Truth]]
+    eager: Sequence[After], graph: Sequence[After], truths: Sequence[Sequence[Truth]], *, is_compiled: bool
 ) -> tuple[list[Compared], dict[str, FloatReport], int | None]:
     """Each tensor of each step, the worst verdict on each kind, and the first step that is not as promised."""
     compared: list[Compared] = []
@@ -159,7 +186,8 @@ def _compared(
         found, verdict = compare(number, one, other, exact)
         compared += found
         judged |= {k: item for k, item in verdict.items() if k not in judged or not item.ok_for_one_step}
-        if wrong is None and not is_fine(found, verdict):
+        is_one_step = is_compiled or all(report.eager_ok for report in verdict.values())
+        if wrong is None and not (is_one_step and is_fine(found, verdict)):
             wrong = number
     return compared, judged, wrong
 
@@ -207,7 +235,9 @@ def _located(subject: Subject, number: int, *, bitwise: bool) -> FirstDifference
         ):
             if index is not None:
                 expected[build.program.outputs[index].path] = after[RESULTS][path]
-        agrees = same_bits_of if bitwise else near_float64(build, inputs)
-        return locate(build, inputs, expected, log.ops, agrees)
+        rounds = _adds_many(build)
+        agrees = same_bits_of if bitwise else near_float64(build, inputs, mutual=rounds)
+        captured = agrees if rounds else same_value
+        return locate(build, inputs, expected, log.ops, agrees, captured, subject.is_so_anywhere)
     finally:
         kept.restore()

@@ -362,6 +362,55 @@ def refused(rank: int) -> None:
         NetStep(sides)(sides.batch())
 
 
+def synchronised_later(rank: int) -> None:
+    """Gradients that wait for a later backward() are added whole; a module that was told to wait before a call is refused."""
+
+    def body(model: Any, x: torch.Tensor, last: bool = True) -> torch.Tensor:
+        losses = []
+        for index, part in enumerate(x.chunk(2)):
+            model.set_requires_gradient_sync(index == 1 and last)
+            loss = model(part).square().mean() / 2
+            loss.backward()
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    class Waiting(NetStep):
+        def build(self, x: torch.Tensor, *, last: bool = True) -> torch.Tensor:
+            return body(self.model, x, last)
+
+    for options in ({}, {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}):
+        sides = Sides(rank, adamw, **options)
+        step = Waiting(sides)
+        for index in range(2):
+            x = sides.batch(8)
+            sides.optimizers[0].zero_grad()
+            losses = body(sides.eager, x)
+            sides.optimizers[0].step()
+            assert_same(losses, step(x), f"losses {index}")
+            sides.check(f"step {index}")
+    assert len([op for op, _ in calls_in_order(step.builds[0].program) if "reduce" in str(op)]) == 1
+    with pytest.raises(mg.DistributedError, match="waits at the end of the step"):
+        step(x, last=False)
+    for change, back, message in (
+        (
+            lambda m: m.set_requires_gradient_sync(False),
+            lambda m: m.set_requires_gradient_sync(True),
+            "without sync",
+        ),
+        (
+            lambda m: m.set_gradient_divide_factor(3.0),
+            lambda m: m.set_gradient_divide_factor(None),
+            "with a divisor",
+        ),
+    ):
+        change(sides.ours)
+        with pytest.raises(mg.DistributedError, match=message):
+            step(x)
+        back(sides.ours)
+    step(x)
+    assert len(step.builds) == 1, step.explain()
+
+
 def _sizes(rank: int) -> None:
     """Each size that has a build keeps it, whatever moves from step to step."""
     sides = Sides(rank, adamw)
@@ -395,6 +444,7 @@ QUICK: dict[str, Case] = {
                 mixed,
                 tensor_parallel,
                 refused,
+                synchronised_later,
             ),
         )
     },

@@ -54,7 +54,7 @@ def _refusal(registered: RegisteredOptimizer, settings: Settings) -> str:
     ]
     double = double_of(optimizer, state=defaultdict(dict), param_groups=groups)
     try:
-        with torch.no_grad(), fake_values(mode), lists_for_fakes(), forms_without_symbols(), _FusedOnParts():
+        with torch.no_grad(), fake_values(mode), lists_for_fakes(), forms_without_symbols(), FusedOnParts():
             for _ in range(_STEPS):
                 step_without_hooks(double)
     except Exception as error:
@@ -62,7 +62,7 @@ def _refusal(registered: RegisteredOptimizer, settings: Settings) -> str:
     return ""
 
 
-class _FusedOnParts(TorchFunctionMode):
+class FusedOnParts(TorchFunctionMode):
     """Fused updates get what this process has, as in a trace."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

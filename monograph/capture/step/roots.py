@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
 
+from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import root_class
 from monograph.capture.step.request import Request
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import called_by_torch
+from monograph.compat.distributed.fully_shard import READ_OF_GROUPS, groups_of
+from monograph.distributed.replicas import READ_OF_WRAPPERS, Replica
 from monograph.ir.call.tree import kinds_in
 from monograph.state.find import Owned
 
@@ -31,6 +34,14 @@ def roots_of(request: Request, modules: Mapping[str, nn.Module], inputs: Inputs)
     yield from ((type(leaf).__qualname__, leaf) for leaf in request.call.leaves if isinstance(leaf, Enum))
     leaves = [*request.call.leaves, *(item.owner for item in inputs.items)]
     yield from (("a hook", hook) for hook in called_by_torch(leaves))
+
+
+def note_wrappers(reach: Reach, modules: Mapping[str, nn.Module], replicas: Collection[Replica]) -> None:
+    """Attributes of wrappers, and of what `fully_shard` keeps, are read by code in place of theirs."""
+    reach.may_read(READ_OF_WRAPPERS if replicas else ())
+    for path, module in modules.items():
+        for group in groups_of(module):
+            reach.may_read_of(group, f"fully_shard of {path}", READ_OF_GROUPS)
 
 
 def watched_classes(owned: Owned) -> Iterator[type]:

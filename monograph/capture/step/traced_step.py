@@ -40,7 +40,7 @@ from monograph.capture.step.origins import OriginRecorder
 from monograph.capture.step.replaced_functions import ReplacedFunctions
 from monograph.capture.step.request import Request
 from monograph.capture.step.results import StepResults, check_dense
-from monograph.capture.step.roots import roots_of, watched_classes
+from monograph.capture.step.roots import note_wrappers, roots_of, watched_classes
 from monograph.capture.step.unread_inputs import (
     NumberConditions,
     drop_unasked_state,
@@ -65,8 +65,8 @@ from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
 from monograph.distributed.averages import AveragedGradients
 from monograph.distributed.buffers import bypass_wrappers, take_over_buffers
-from monograph.distributed.replicas import READ_OF_WRAPPERS, replicas_of
-from monograph.distributed.whole_parameters import WholeParameters
+from monograph.distributed.replicas import replicas_of
+from monograph.distributed.whole_parameters import WholeParameters, modules_with_parts
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
 from monograph.ir.port import Role
@@ -117,12 +117,12 @@ class TracedStep:
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
-        kept = {id(item.real): (item.fake, item.sums_whole) for item in inputs.parts()}
-        self._sharded = WholeParameters(modules, inputs.fake, kept)
+        wholes = begun.wholes
+        self._sharded = WholeParameters(modules_with_parts(modules.values(), wholes.kept), wholes)
         if self._sharded:
             self._recorder.run = self._sharded.run
         if begun.micro is not None:
-            begun.micro.averaged = begun.reduced_once(self._averaged.averaged_once)
+            begun.micro.averaged = wholes.reduced_once(self._averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
@@ -224,7 +224,7 @@ class TracedStep:
         self._recorder.attach(tracer)
         self.readings.tracer = tracer
         record_generators(tracer)
-        self._begun.begin_parts()
+        self._begun.wholes.begin()
         self._begun.show_gradients()
         with ExitStack() as stack:
             self._show_fakes(stack)
@@ -296,7 +296,7 @@ class TracedStep:
         stack.enter_context(self.functions.mode)
         stack.enter_context(probes_go_to(self.results.record_probe))
         stack.enter_context(handles_noted(self.side_effects.module_hooks.handles))
-        self.reach.may_read(READ_OF_WRAPPERS if self.replicas else ())
+        note_wrappers(self.reach, self.modules, self.replicas)
         self.reach.roots(roots)
         stack.enter_context(
             around_dispatch(self._watch.pause, self._watch.resume, self.functions.answer, UNKNOWN)
@@ -320,12 +320,13 @@ class TracedStep:
         return returned, changed, args, kwargs, given
 
     def _update(self) -> None:
+        self._begun.wholes.check()
         self._averaged.check_all_found()
         self.optimizers.step_automatic()
         self._rules.end()
         self._settings.check()
         with self._recorder.phase("update"):
-            self._begun.end_parts(self.optimizers.stepped)
+            self._begun.wholes.share()
         for average in self.request.owned.averages:
             with self._recorder.phase("average", average.path):
                 self._begun.update_average(average)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -49,6 +49,17 @@ class ShardedParameter:
     sharded: Any
     places: tuple[tuple[nn.Module, str], ...]
     inner: Inner | None = None
+    group: Any = None  # that `fully_shard` gathers it with
+
+    @property
+    def waits(self) -> bool:
+        """True if gradients of the next backward() are to be added to by later ones, before processes add theirs."""
+        return self.group is not None and not self.group.reduce_grads
+
+    @property
+    def leaves_copies_apart(self) -> bool:
+        """True if processes that have copies are not to add theirs."""
+        return self.group is not None and self.group.reduce_grads and not self.group.all_reduce_grads
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +116,17 @@ def unknown_wishes(module: Any) -> str:
     return ""
 
 
+# what a step reads of the groups that `fully_shard` makes, besides what never changes and what moves no number
+READ_OF_GROUPS: Final = frozenset(
+    ("reduce_grads", "all_reduce_grads", "gradient_divide_factor", "_all_reduce_hook")
+)
+
+
+def groups_of(module: Any) -> list[Any]:
+    """The groups of parameters that a module gathers together, whose attributes say how."""
+    return _groups(module._get_fsdp_state()) if is_sharded_module(module) else []
+
+
 def _groups(state: Any) -> list[Any]:
     found = getattr(state, "_fsdp_param_groups", None)
     if found is None:  # before 2.13 there is one
@@ -118,7 +140,7 @@ def _described(module: nn.Module, state: Any) -> ShardedModule:
     several = len(state._modules) > 1
     return ShardedModule(
         module,
-        tuple(_parameter(item) for group in groups for item in group.fsdp_params),
+        tuple(_parameter(item, group) for group in groups for item in group.fsdp_params),
         policy.param_dtype,
         policy.reduce_dtype,
         policy.output_dtype,
@@ -135,10 +157,10 @@ def _numbers(*handles: Any) -> Iterator[int]:
         yield from (item.id for item in getattr(handle, "handles", (handle,)))
 
 
-def _parameter(item: Any) -> ShardedParameter:
+def _parameter(item: Any, group: Any) -> ShardedParameter:
     info = item._module_info
     places = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
-    return ShardedParameter(item.sharded_param, tuple(places), _inner(item))
+    return ShardedParameter(item.sharded_param, tuple(places), _inner(item), group)
 
 
 def _inner(item: Any) -> Inner | None:

@@ -17,9 +17,14 @@ import torch.distributed as dist
 
 def is_sharded(item: object) -> bool:
     """True for a DTensor, of which this process holds a part."""
+    return is_sharded_type(type(item))
+
+
+def is_sharded_type(kind: type) -> bool:
+    """True for the class of DTensors."""
     module = sys.modules.get("torch.distributed.tensor")
-    kind: Any = None if module is None else getattr(module, "DTensor", None)
-    return kind is not None and issubclass(type(item), kind)
+    found: Any = None if module is None else getattr(module, "DTensor", None)
+    return found is not None and issubclass(kind, found)
 
 
 def local_of(item: Any) -> torch.Tensor:
@@ -146,6 +151,21 @@ def with_rows_apart(item: Any) -> Any:
 
 def _is_copied(size: int, placement: Any) -> bool:
     return size > 1 and bool(placement.is_replicate())
+
+
+def whole_here(item: Any) -> torch.Tensor:
+    """All of a DTensor, by its own rules, without history. All processes of its mesh call it."""
+    whole: torch.Tensor = item.detach().full_tensor()
+    return whole
+
+
+def mean_as(gradient: torch.Tensor, like: Any) -> Any:
+    """The mean of what all processes of a mesh have, laid out as the DTensor `like`: by DTensor's own rules."""
+    tensors, mesh = importlib.import_module("torch.distributed.tensor"), like.device_mesh
+    shares = tensors.DTensor.from_local(gradient, mesh, [tensors.Partial()] * mesh.ndim, run_check=False)
+    mean = shares.redistribute(placements=like.placements) / mesh.size()
+    awaited_part(mean)
+    return mean
 
 
 def laid_out_as(item: Any, other: Any) -> Any:

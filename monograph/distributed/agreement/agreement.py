@@ -105,6 +105,12 @@ class Agreement:
                 hint=_ALL,
             )
 
+    def say(self, word: str, what: str) -> dict[int, str]:
+        """The word of each rank that looks at a step by graph.`what`(). Raises DistributedError that names who says nothing."""
+        others = None if self.watch is None else self.watch.others(what)
+        said = self.ranks.meet(word, f"to go on with graph.{what}()", others)
+        return dict(zip(self.ranks.names, said, strict=True))
+
     def _ask(self, signature: Signature) -> None:
         others = None
         if self.ranks.store is not None:

@@ -172,7 +172,7 @@ class Ready:
 def wait_late(graph: fx.Graph) -> None:
     """Let each op that waits for a collective stand before the first that reads what is there then, with what unpacks it.
 
-    What updates alone read is waited for before the first of them, in the order in which it was begun.
+    What updates alone read is waited for before the first of them after it, in the order in which it was begun.
     """
     place = {node: index for index, node in enumerate(graph.nodes)}
     waits = [(begin, node) for node in graph.nodes if (begin := awaited_by(node)) is not None]
@@ -181,11 +181,12 @@ def wait_late(graph: fx.Graph) -> None:
     updates = {
         first for moved, first in found if origin(first).phase == UPDATE_PHASE != origin(moved[0]).phase
     }
-    begin = min(updates, key=place.__getitem__, default=None)
     for moved, first in found:
         if awaited_by(first) is not None:
             continue  # it stands where it is read
-        there = begin if begin is not None and first in updates else first
+        begun = place[moved[0].all_input_nodes[0]]
+        later = (item for item in updates if place[item] > begun)  # a step may have several updates
+        there = min(later, key=place.__getitem__) if first in updates else first
         for node in sorted(moved, key=place.__getitem__):
             there.prepend(node)
 

@@ -27,7 +27,7 @@ from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.capture.guards.sources.code_names import CodeNames, is_computing, names_of
 from monograph.capture.guards.sources.code_watch import Verdict
 from monograph.capture.guards.sources.libraries import is_library, is_library_module, is_standard, is_tracing
-from monograph.capture.guards.sources.places import Source
+from monograph.capture.guards.sources.places import Entries, Source
 from monograph.capture.guards.sources.reach.asked import Asked
 from monograph.capture.guards.sources.reach.modules import Modules
 from monograph.capture.guards.sources.reach.objects import Objects
@@ -165,6 +165,10 @@ class Reach:
     def may_read(self, names: Iterable[str]) -> None:
         """Attributes that code in place of the step's own reads, in whatever it knows."""
         self._recorded.grow(names)
+
+    def may_read_of(self, owner: Any, label: str, names: Iterable[str]) -> None:
+        """The same of an object that code of the step need not know."""
+        self._recorded.add(Entries(label, vars(owner), set(names)))
 
     def may_ask(self, item: Any) -> None:
         """Code of the step knows this: if it asks for a mode, the answer counts."""
