@@ -20,7 +20,7 @@ from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.places import Source
 from monograph.capture.guards.weak import loosened, unbound
 from monograph.capture.optimizers.tracing import change_state
-from monograph.capture.ports import GraphSignature
+from monograph.capture.ports import GraphSignature, taken_over
 from monograph.capture.process.hooks import hooks_of
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
@@ -109,7 +109,10 @@ def _bound(
     for note in traced.notes:
         _LOGGER.warning("%s: %s", request.name, note)
     mine = of_this_rank(
-        signature.program, pipeline_of(request.owned, modules, request.settings), request.call
+        signature.program,
+        pipeline_of(request.owned, modules, request.settings),
+        request.call,
+        taken_over(step),
     )
     writes = (*traced.left.moving, *traced.left.made)
     mine.check_writes(writes)

@@ -165,12 +165,12 @@ def _program(
     if (steps := request.settings.accumulation_steps) > 1:
         split = batch_paths(request.call)
         program = two_programs(
-            program, steps=steps, split=split, moved=step.moved(), taken_over=_taken_over(step)
+            program, steps=steps, split=split, moved=step.moved(), taken_over=taken_over(step)
         )
     return program
 
 
-def _taken_over(step: TracedStep) -> list[TakenOver]:
+def taken_over(step: TracedStep) -> list[TakenOver]:
     """Buffers of modules that several processes have copies of."""
     return [
         TakenOver(item.path, item.group, tuple(path for path, _ in item.buffers()))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Final
 
 from torch import fx
 
+from monograph.capture.accumulation.first_buffers import TakenOver
 from monograph.distributed.pipeline.cut import MicroBatch
 from monograph.distributed.pipeline.homes import is_scalar
 from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.pipeline.update import Update
+from monograph.distributed.programs.collectives import collectives_in_order
+from monograph.ir.meta import form
 from monograph.ir.port import GRADIENTS, Port, Role
 from monograph.ir.program import Program
 
@@ -21,9 +25,19 @@ STATE: Final = (Role.PARAM, Role.BUFFER, Role.OPTIM, Role.EMA, Role.SCALER)
 class Spread:
     """A step over micro-batches, cut for all ranks."""
 
-    def __init__(self, program: Program, pipeline: Pipeline, split: Collection[str]) -> None:
-        """`program` calls `accumulate` for each micro-batch and then `update`; `split` are the paths of its batches."""
+    def __init__(
+        self,
+        program: Program,
+        pipeline: Pipeline,
+        split: Collection[str],
+        taken_over: Sequence[TakenOver] = (),
+    ) -> None:
+        """`program` calls `accumulate` for each micro-batch and then `update`; `split` are the paths of its batches.
+
+        Before that buffers are `taken_over` from the first copy of the model.
+        """
         accumulate, update = program.parts
+        self.taken_over = taken_over
         self.program, self.pipeline, self.split = program, pipeline, split
         self.micro = MicroBatch(accumulate, pipeline)
         self.ranks = pipeline.orders.ranks
@@ -39,6 +53,14 @@ class Spread:
             for item, port in self.micro.placing.outputs
             if isinstance(item, fx.Node)
         }
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what all ranks have in common: the ops of a micro-batch, what they send each other then, and the results."""
+        lines = [f"{node.target} {form(node)} {node.args[1:]}" for node in collectives_in_order(self.program)]
+        lines += [f"{form(node)} of rank {self.update.homes.home[node]}" for node in self.update.sent]
+        lines += [port.path for port in self.program.outputs if port.role is Role.USER]
+        return hashlib.sha256("\n".join([self.micro.placing.digest, *lines]).encode()).hexdigest()
 
     def rank_of(self, port: Port) -> int | None:
         """The rank that a gradient is summed on, or that updates state; None for what all ranks have."""
