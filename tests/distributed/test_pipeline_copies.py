@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,9 @@ FOUR: dict[str, Case] = {
     "zero bubble v, everything": _copies(tied(4), "ZBVZeroBubble", "adamw", EVERY),
     "images": _copies(IMAGES, "1F1B", "sgd"),
     "on meta": _copies(tied(2), "1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
+    "zero 1": _copies(tied(2), "1F1B", "adamw", replace(EVERY, zero=1)),
+    "zero 2": _copies(tied(2), "1F1B", "adamw", replace(EVERY, zero=2)),
+    "zero 2, sgd": _copies(IMAGES, "1F1B", "sgd", Extras(zero=2)),
 }
 
 
