@@ -155,7 +155,7 @@ def of_this_rank(
     outputs = {(port.role, port.path): index for index, port in enumerate(program.outputs)}
     return OfRank(
         own,
-        f"{pipeline.text}, of the step {spread.digest[:16]}",
+        spread.text,
         tuple(inputs[port.path] for port in own.inputs),
         tuple(outputs[port.role, port.path] for port in own.outputs),
         frozenset(index for index, port in enumerate(program.inputs) if port.role in STATE),

@@ -55,12 +55,26 @@ class Spread:
         }
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of what all ranks have in common: the ops of a micro-batch, what they send each other then, and the results."""
+    def text(self) -> str:
+        """What all ranks have in common, in lines: the pipeline, arguments, ops of a micro-batch, what is sent then, and results."""
+        nodes = self.program.graph.find_nodes(op="placeholder")
+        given = zip(nodes, self.program.inputs, strict=True)
         lines = [f"{node.target} {form(node)} {node.args[1:]}" for node in collectives_in_order(self.program)]
         lines += [f"{form(node)} of rank {self.update.homes.home[node]}" for node in self.update.sent]
         lines += [port.path for port in self.program.outputs if port.role is Role.USER]
-        return hashlib.sha256("\n".join([self.micro.placing.digest, *lines]).encode()).hexdigest()
+        sent = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return "\n".join(
+            [
+                self.pipeline.text,
+                *(
+                    f"the argument {port.path}: {form(node)}"
+                    for node, port in given
+                    if port.role is Role.USER
+                ),
+                f"a micro-batch of the ops {self.micro.placing.digest[:16]}",
+                f"results and an update that send {sent[:16]}",
+            ]
+        )
 
     def rank_of(self, port: Port) -> int | None:
         """The rank that a gradient is summed on, or that updates state; None for what all ranks have."""
