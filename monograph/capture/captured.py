@@ -112,7 +112,7 @@ def _bound(
         signature.program,
         pipeline_of(request.owned, modules, request.settings),
         request.call,
-        taken_over(step),
+        taken_over(step.replicas),
     )
     writes = (*traced.left.moving, *traced.left.made)
     mine.check_writes(writes)
