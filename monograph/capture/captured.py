@@ -106,14 +106,15 @@ def _bound(
 ) -> Captured:
     """What a trace has found, bound to the state as it is now."""
     step = traced.step
-    for note in traced.notes:
-        _LOGGER.warning("%s: %s", request.name, note)
     mine = of_this_rank(
         signature.program,
         pipeline_of(request.owned, modules, request.settings),
         request.call,
         taken_over(step.replicas),
     )
+    notes = (*traced.notes, *mine.notes)
+    for note in notes:
+        _LOGGER.warning("%s: %s", request.name, note)
     writes = (*traced.left.moving, *traced.left.made)
     mine.check_writes(writes)
     idle = {
@@ -149,7 +150,7 @@ def _bound(
         changes=signature.changes,
         steps=dict(step.optimizers.steps),
         without_gradient=tuple(step.side_effects.without_gradient),
-        notes=tuple(traced.notes),
+        notes=notes,
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         effects=step.effects,

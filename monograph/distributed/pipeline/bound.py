@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -101,6 +101,7 @@ class OfRank:
 
     program: Program
     agreed: str = ""  # what all ranks have in common
+    notes: tuple[str, ...] = ()
     inputs: tuple[int, ...] | None = None  # None if it is the whole step
     outputs: tuple[int, ...] = ()
     state: frozenset[int] = frozenset()  # the inputs of the whole that are state
@@ -156,6 +157,7 @@ def of_this_rank(
     return OfRank(
         own,
         spread.text,
+        tuple(_about_draws(spread)),
         tuple(inputs[port.path] for port in own.inputs),
         tuple(outputs[port.role, port.path] for port in own.outputs),
         frozenset(index for index, port in enumerate(program.inputs) if port.role in STATE),
@@ -165,3 +167,12 @@ def of_this_rank(
             if port.role in (Role.PARAM, Role.BUFFER) and port.path not in kept
         ),
     )
+
+
+def _about_draws(spread: Spread) -> Iterator[str]:
+    """What to say of random numbers that several stages draw."""
+    if len(spread.drawing) > 1:
+        yield (
+            f"stages {', '.join(map(str, sorted(spread.drawing)))} of the pipeline draw random numbers, each rank from its own generator: "
+            "seed them apart, as with torch.manual_seed(seed + rank), or stages draw the same numbers; one process draws others"
+        )

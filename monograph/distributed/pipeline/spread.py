@@ -10,6 +10,7 @@ from typing import Final
 from torch import fx
 
 from monograph.capture.accumulation.first_buffers import TakenOver
+from monograph.compat.ops import is_random
 from monograph.distributed.pipeline.cut import MicroBatch
 from monograph.distributed.pipeline.homes import is_scalar
 from monograph.distributed.pipeline.stages import Pipeline
@@ -75,6 +76,11 @@ class Spread:
                 f"results and an update that send {sent[:16]}",
             ]
         )
+
+    @property
+    def drawing(self) -> set[int]:
+        """The stages that draw random numbers in a micro-batch."""
+        return {place.stage for node, place in self.micro.place.items() if is_random(node.target)}
 
     def rank_of(self, port: Port) -> int | None:
         """The rank that a gradient is summed on, or that updates state; None for what all ranks have."""
