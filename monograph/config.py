@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from monograph.compat.distributed.pipelining import SCHEDULES
+from monograph.distributed.columns import check_mesh
 from monograph.errors import ConfigError, DefinitionError
 from monograph.padding.declaration import Buckets, checked
 from monograph.padding.tally import Padding
@@ -99,13 +100,11 @@ class GraphConfig:
         """Average gradients over the processes of `mesh`, a DeviceMesh of one dimension, or over all: each call is one's own batch.
 
         As DistributedDataParallel does it: parameters and buffers are those of the first process when the graph is built, and
-        buffers before each step. Raises DistributedError when the graph is built in a single process.
+        buffers before each step. Where modules have stages the mesh has two dimensions: the one that is named "pp" has the stages of
+        a copy of the model, which take the same batch, the other one has the copies. Raises DistributedError when the graph is built in
+        a single process.
         """
-        if mesh is not None and getattr(mesh, "ndim", 0) != 1:
-            raise ConfigError(
-                f"enable_data_parallel(mesh={mesh!r}): a DeviceMesh of one dimension is needed",
-                hint='pass one dimension of a larger one: mesh["dp"]',
-            )
+        check_mesh(mesh)
         on = _switch(mode)
         self.settings = replace(self.settings, data_parallel=DataParallel(mesh) if on else None)
 

@@ -148,7 +148,7 @@ def plan(
     `mesh` has the sizes of a grid of ranks, as (128, 8), or its names and sizes: copies along the first dimension, parts along the
     last. `zero` is a stage of `config.enable_zero()`, by default what the configuration says; else each rank has all, as
     with `config.enable_data_parallel()`. A graph whose modules have stages is planned as a pipeline, by the schedule `pipeline` or that
-    of the configuration. It is planned in child processes, without a process group; nothing runs, and nothing is
+    of the configuration; its stages are along the last dimension. It is planned in child processes, without a process group; nothing runs, and nothing is
     changed. The result has the bytes of each kind of rank, and `predict()` for the time; `str()` of it is a table. Raises
     DistributedError inside of a process group, and for steps that would hang or compute something else.
 

@@ -20,7 +20,7 @@ from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.places import Source
 from monograph.capture.guards.weak import loosened, unbound
 from monograph.capture.optimizers.tracing import change_state
-from monograph.capture.ports import GraphSignature
+from monograph.capture.ports import GraphSignature, taken_over
 from monograph.capture.process.hooks import hooks_of
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
@@ -106,11 +106,15 @@ def _bound(
 ) -> Captured:
     """What a trace has found, bound to the state as it is now."""
     step = traced.step
-    for note in traced.notes:
-        _LOGGER.warning("%s: %s", request.name, note)
     mine = of_this_rank(
-        signature.program, pipeline_of(request.owned, modules, request.settings), request.call
+        signature.program,
+        pipeline_of(request.owned, modules, request.settings),
+        request.call,
+        taken_over(step.replicas),
     )
+    notes = (*traced.notes, *mine.notes)
+    for note in notes:
+        _LOGGER.warning("%s: %s", request.name, note)
     writes = (*traced.left.moving, *traced.left.made)
     mine.check_writes(writes)
     idle = {
@@ -146,7 +150,7 @@ def _bound(
         changes=signature.changes,
         steps=dict(step.optimizers.steps),
         without_gradient=tuple(step.side_effects.without_gradient),
-        notes=tuple(traced.notes),
+        notes=notes,
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         effects=step.effects,

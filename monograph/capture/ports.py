@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +23,7 @@ from monograph.capture.tensors.functional.functionalise import Functional
 from monograph.capture.tensors.functional.lifting import lift_generators
 from monograph.capture.tensors.functional.overlaps import Overlaps
 from monograph.capture.tensors.functional.views import live_results, views_of_inputs
+from monograph.distributed.replicas import Replica
 from monograph.errors import CaptureError
 from monograph.ir.graph_signature import (
     Argument,
@@ -165,16 +166,16 @@ def _program(
     if (steps := request.settings.accumulation_steps) > 1:
         split = batch_paths(request.call)
         program = two_programs(
-            program, steps=steps, split=split, moved=step.moved(), taken_over=_taken_over(step)
+            program, steps=steps, split=split, moved=step.moved(), taken_over=taken_over(step.replicas)
         )
     return program
 
 
-def _taken_over(step: TracedStep) -> list[TakenOver]:
+def taken_over(replicas: Iterable[Replica]) -> list[TakenOver]:
     """Buffers of modules that several processes have copies of."""
     return [
         TakenOver(item.path, item.group, tuple(path for path, _ in item.buffers()))
-        for item in step.replicas
+        for item in replicas
         if item.size > 1 and item.syncs_buffers
     ]
 

@@ -24,6 +24,7 @@ from monograph.compat.distributed.wrappers import (
     syncs_buffers,
     unknown_wishes,
 )
+from monograph.distributed.columns import group_of_copies, has_stages
 from monograph.distributed.zero import parts_of_whole
 from monograph.errors import DistributedError
 from monograph.settings import DataParallel, Settings
@@ -99,7 +100,8 @@ def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
                 hint="use one of the two",
             )
         mesh = whole.mesh
-        group = shared_name(whole_group() if mesh is None or mesh.ndim > 1 else mesh.get_group(0))
+        is_whole = mesh is None or (mesh.ndim > 1 and not has_stages(mesh))
+        group = shared_name(whole_group() if is_whole else group_of_copies(mesh))
         size = group_size(group)
         parts = frozenset(parts_of_whole(owned, settings))
         found += [

@@ -12,6 +12,7 @@ from monograph.compat.distributed.fully_shard import is_sharded_module
 from monograph.compat.distributed.groups import mesh_of_all, mesh_of_group, num_processes
 from monograph.compat.distributed.tensors import is_copied, is_sharded, part_laid_out, with_rows_apart
 from monograph.compat.modules import parameters_of
+from monograph.distributed.columns import group_of_copies
 from monograph.errors import DistributedError
 from monograph.settings import Settings, Zero
 from monograph.state.find import Owned
@@ -134,7 +135,7 @@ class PartsUpdated:
         elif device not in self._meshes and (self._batches.mesh_dim_names or ("",))[-1] == ZERO_DIM:
             self._meshes[device] = self._batches  # of a plan: copies along its first dimension
         elif device not in self._meshes:
-            self._meshes[device] = mesh_of_group(self._batches.get_group(0), device, ZERO_DIM)
+            self._meshes[device] = mesh_of_group(group_of_copies(self._batches), device, ZERO_DIM)
         return self._meshes[device]
 
 

@@ -49,10 +49,11 @@ class Together:
         """
         owned = request.owned
         modules = owned.named_modules()
-        if (pipeline := pipeline_of(owned, modules, request.settings)) is not None:
-            self._begin_pipeline(request, pipeline)
-            return
+        pipeline = pipeline_of(owned, modules, request.settings)
         replicas = replicas_of(owned, modules, request.settings)
+        if pipeline is not None:
+            self._begin_pipeline(request, pipeline, replicas)
+            return
         new = [item for item in replicas if item.size > 1 and item.module not in self.alike]
         if new:
             lines = [line for item in new for line in _described(item)]
@@ -63,13 +64,12 @@ class Together:
             )
         begin_alike(replicas, self.alike)
 
-    def _begin_pipeline(self, request: Request, pipeline: Pipeline) -> None:
+    def _begin_pipeline(self, request: Request, pipeline: Pipeline, replicas: Sequence[Replica]) -> None:
         new = [module for module in request.owned.modules.values() if module not in self.alike]
         if new:
             lines = [pipeline.text, *_parameters(request.owned.modules), *_optimizers(request.owned)]
-            self._agreed_on(request.name, {pipeline.group}).ranks.agree(
-                "\n".join(lines), "to begin a pipeline"
-            )
+            self._agreed_on(request.name, ()).ranks.agree("\n".join(lines), "to begin a pipeline")
+            begin_alike(replicas, self.alike)
             self.alike.update(new)
 
     @contextmanager
@@ -121,10 +121,10 @@ class Together:
 
     def _signature_of(self, build: Build) -> Signature:
         if build.number not in self._signatures:
+            agreed = build.captured.agreed  # by the ranks of a pipeline, each of which has other collectives
+            programs = () if agreed else build.plan.program.programs
             self._signatures[build.number] = _agreement().signature_of(
-                (op for part in build.plan.program.programs for op in part.ops()),
-                tensor_of=form,
-                agreed=build.captured.agreed,
+                (op for part in programs for op in part.ops()), tensor_of=form, agreed=agreed
             )
         return self._signatures[build.number]
 

@@ -40,7 +40,7 @@ def gate_nonfinite(program: Program) -> Program:
         if not flags:
             return program
         flag = writer.op(aten.all.default, writer.op(aten.stack.default, flags))
-        for group in groups_in(program):  # all processes keep the step, or none
+        for group in sorted(groups_in(program)):  # all processes keep the step, or none
             flag = writer.in_all_processes(flag, group)
         for index, port in copy.updates():
             old = before.get(port.path)

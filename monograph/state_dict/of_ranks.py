@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.distributed.groups import own_rank
+from monograph.compat.distributed.groups import rank_in
 from monograph.distributed.pipeline.bound import pipeline_of
 from monograph.internals.internals import Internals
 from monograph.state.find import Owned
@@ -37,7 +37,7 @@ def with_others(graph: Internals, given: Any, parts: Mapping[str, Part]) -> Any:
     if pipeline is None:
         return given
     present = read_parts(parts)
-    ranks, own = pipeline.orders.ranks, own_rank()
+    ranks, own = pipeline.orders.ranks, rank_in(pipeline.group)
     known = graph.builds[-1].captured.elsewhere if graph.builds else frozenset[str]()
     others = set[int]()
     for path, _, _, item in _entries(owned):

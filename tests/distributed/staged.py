@@ -1,16 +1,19 @@
-"""Models in stages, trained by a pipeline on several ranks and by torch alone in one process."""
+"""Models in stages, trained by a pipeline on several ranks and by torch alone: in one process, or by those that have copies."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 import monograph as mg
@@ -100,6 +103,7 @@ class Extras:
     autocast: bool = False
     checkpointed: bool = False
     on_meta: bool = False  # the modules of other ranks
+    zero: int = 0  # over copies of the pipeline
 
 
 def loss_of(
@@ -152,10 +156,15 @@ class Step(mg.Graph):
 
 
 class Eager:
-    """The same by torch alone, in one process."""
+    """The same by torch alone, in one process; with a mesh each process of that trains a copy of the whole model."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, extras: Extras) -> None:
-        self.model, self.optimizer, self.extras = model, optimizer, extras
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, extras: Extras, mesh: Any = None
+    ) -> None:
+        self.model, self.optimizer, self.extras, self.mesh = model, optimizer, extras, mesh
+        group = None if mesh is None else mesh.get_group()
+        self.run: Any = model if group is None else DistributedDataParallel(model, process_group=group)
+        self.group = group if extras.zero == 2 else None  # gradients of each micro-batch are averaged
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=extras.scaled)
         self.average = torch.optim.swa_utils.AveragedModel(
             model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
@@ -164,23 +173,50 @@ class Eager:
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor, factor: torch.Tensor) -> dict[str, Any]:
         self.optimizer.zero_grad()
-        losses, outputs = [], []
-        for rows in zip(*(item.chunk(MICRO_BATCHES) for item in (x, y, factor)), strict=True):
-            with torch.autocast("cpu", enabled=self.extras.autocast):
-                output = self.model(rows[0])
-                loss = loss_of(self.model, output, *rows[1:], self.extras)
-            self.scaler.scale(loss / MICRO_BATCHES).backward()
+        losses, outputs, sums = [], [], dict[str, torch.Tensor]()
+        for buffer in () if self.group is None else self.model.buffers():
+            dist.broadcast(buffer, group=self.group, group_src=0)
+        for index, rows in enumerate(
+            zip(*(item.chunk(MICRO_BATCHES) for item in (x, y, factor)), strict=True)
+        ):
+            is_last = index == MICRO_BATCHES - 1 and self.group is None
+            with nullcontext() if is_last or self.run is self.model else self.run.no_sync():
+                with torch.autocast("cpu", enabled=self.extras.autocast):
+                    output = self.run(rows[0])
+                    loss = loss_of(self.model, output, *rows[1:], self.extras)
+                self.scaler.scale(loss / MICRO_BATCHES).backward()
+            if self.group is not None:
+                self._reduce(sums)
             losses.append(loss.detach())
             outputs.append(output.detach())
+        for name, total in sums.items():
+            self.model.get_parameter(name).grad = total
         norm = None
         if self.extras.clip:
             self.scaler.unscale_(self.optimizer)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.extras.clip)
+            norm = self._norm()
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.extras.clip, norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
         self.average.update_parameters(self.model)
         return {"loss": torch.stack(losses), "output": torch.cat(outputs), "norm": norm}
+
+    def _norm(self) -> torch.Tensor:
+        """That of all gradients; where processes update rows of them, it is put together from those of rows."""
+        found: list[Any] = [parameter.grad for parameter in self.model.parameters()]
+        if self.extras.zero:
+            found = [distribute_tensor(item, self.mesh, [Shard(0)]) for item in found]
+        return whole(nn.utils.get_total_norm(found))
+
+    def _reduce(self, sums: dict[str, torch.Tensor]) -> None:
+        """Add the means of the gradients of a micro-batch."""
+        for name, parameter in self.model.named_parameters():
+            mean = parameter.grad
+            dist.all_reduce(mean, group=self.group)
+            mean /= self.group.size()
+            sums[name] = sums[name] + mean if name in sums else mean
+            parameter.grad = None
 
 
 def own_state(
@@ -199,7 +235,12 @@ def own_state(
         for name, parameter in module.named_parameters():
             for key, entry in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
                 if isinstance(entry, torch.Tensor):
-                    yield f"{path}.{name}/{key}", entry
+                    yield f"{path}.{name}/{key}", whole(entry)
+
+
+def whole(item: Any) -> Any:
+    """Of what processes have in parts all of it."""
+    return item.full_tensor() if hasattr(item, "full_tensor") else item
 
 
 def stages_of(rank: int, ranks: int, num_stages: int, schedule: str) -> set[int]:
@@ -217,11 +258,16 @@ def compare(
     *,
     steps: int = 3,
     builds: int = 1,
+    mesh: Any = None,
 ) -> Step:
-    """Train both ways from the same weights, with the same batches; each rank looks at its own stages."""
+    """Train both ways from the same weights, with the same batches; each rank looks at its own stages.
+
+    With a mesh of copies and stages each copy begins with other weights, and has batches of its own; `rank` is that among the stages.
+    """
     extras = extras or Extras()
-    ranks = dist.get_world_size()
-    torch.manual_seed(0)
+    ranks = dist.get_world_size() if mesh is None else mesh["pp"].size()
+    place = 0 if mesh is None else mesh.get_local_rank("dp")
+    torch.manual_seed(place)
     model = task.make()
     base = copy.deepcopy(model)
     num_stages = 1 + max(stage for _, stage in task.stages)
@@ -231,18 +277,23 @@ def compare(
         for path in others:
             model.get_submodule(path).to("meta")
     own = OPTIMIZERS[optimizer](model.parameters())
-    eager = Eager(base, OPTIMIZERS[optimizer](base.parameters()), extras)
+    copies = None if mesh is None else mesh["dp"]
+    eager = Eager(base, OPTIMIZERS[optimizer](base.parameters()), extras, copies)
     step = Step(task, model, own, schedule, extras)
+    if mesh is not None:
+        step.config.enable_data_parallel(mesh)
+    if extras.zero:
+        step.config.enable_zero(stage=extras.zero, shard_min_size=0)
     before = {name: item.clone() for name, item in model.state_dict().items()}
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(7 + place)
     for index in range(steps):
         x, y = task.batch(generator)
         factor = torch.ones(MICRO_BATCHES)
-        if extras.infinite_in is not None and extras.infinite_in[0] == index:
+        if place == 0 and extras.infinite_in is not None and extras.infinite_in[0] == index:
             factor[extras.infinite_in[1]] = torch.inf
         expected, found = eager(x, y, factor), step(x, y, factor)
         assert_same(expected["loss"], found["loss"].detach(), f"loss {index}")
-        assert_same(expected["norm"], found["norm"], f"norm {index}")
+        assert_same(expected["norm"], whole(found["norm"]), f"norm {index}")
         if num_stages - 1 in mine:
             assert_same(expected["output"], found["output"].detach(), f"output {index}")
         else:
@@ -254,7 +305,7 @@ def compare(
                 average = eager.average.module
                 wanted = dict(own_state(average, None, task.stages, mine))
                 assert_same(wanted, dict(own_state(model, None, task.stages, mine)), f"average {index}")
-    for name, item in model.state_dict().items():
+    for name, item in model.state_dict().items() if mesh is None else ():
         if not extras.on_meta and any(name.startswith(f"{path}.") for path in others):
             assert_same(before[name], item, f"{name} belongs to another rank")
     inputs = [port.path for port in step.builds[0].program.inputs]

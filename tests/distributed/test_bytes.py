@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -184,9 +185,13 @@ def test_what_is_sent_is_planned_to_the_byte(workload: str, ranks: int) -> None:
             assert {rank.payload_bytes for rank in plan.ranks} == {payload(item.sent, ranks)}, layout
 
 
-def in_stages(rank: int) -> tuple[Sent, ...]:
+def in_stages(rank: int, zero: int | None = None) -> tuple[Sent, ...]:
     count_from_now_on()
     step = Staged(2, 4, "cpu")
+    if (ranks := torch.distributed.get_world_size()) > 2:
+        mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", "pp"))
+        step.config.enable_data_parallel(mesh)
+    step.config.enable_zero(zero is not None, stage=zero or 1, shard_min_size=64)
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(rank))
     step(x)
     with counted() as sent:
@@ -194,14 +199,20 @@ def in_stages(rank: int) -> tuple[Sent, ...]:
     return tuple(sent)
 
 
-def in_stages_here() -> tuple[Sent, ...]:
-    return in_stages(torch.distributed.get_rank())
+def in_stages_here(zero: int | None = None) -> tuple[Sent, ...]:
+    return in_stages(torch.distributed.get_rank(), zero)
 
 
-def test_what_stages_send_is_planned_to_the_byte() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "zero"), [(2, None), *(pytest.param(4, zero, marks=pytest.mark.long) for zero in (None, 1, 2))]
+)
+def test_what_stages_send_is_planned_to_the_byte(ranks: int, zero: int | None) -> None:
     step = Staged(2, 4)
-    plan = step.plan(step.batch, world_size=2)
-    for rank, found in zip(plan.ranks, on_ranks(in_stages_here), strict=True):
+    step.config.enable_zero(zero is not None, stage=zero or 1, shard_min_size=64)
+    plan = step.plan(step.batch, world_size=ranks, mesh=None if ranks == 2 else (ranks // 2, 2))
+    outcomes = on_ranks(in_stages_here, zero, ranks=ranks)
+    for rank in plan.ranks:
+        found = outcomes[rank.rank]
         messages = [nbytes for name, nbytes in found if name == "send"]
         others = [item for item in found if item[0] != "send"]
         assert rank.payload_bytes == sum(messages) + payload(others, 2)

@@ -279,6 +279,22 @@ def test_a_pipeline_is_planned_rank_by_rank():
     assert bubbles["1F1B"] == pytest.approx(bubbles["GPipe"], abs=0.03)
 
 
+def test_copies_of_a_pipeline_are_planned():
+    step, weight, bias = Staged(4, 4), 16 * 16 * 4, 16 * 4
+    plan = step.plan(step.batch, world_size=12, mesh=(3, 4))
+    assert [(item.rank, item.like) for item in plan.ranks] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert sent(plan)["all_reduce", "replicate"] == (1, -(-2 * 2 * (weight + bias) // 3))
+    assert sent(plan)["send", "pipeline"] == (4, 4 * 2 * 16 * 4)
+    step.config.enable_zero(stage=2, shard_min_size=64)
+    plan = step.plan(step.batch, world_size=12, mesh={"dp": 3, "pp": 4})
+    assert [(item.rank, item.like) for item in plan.ranks] == [
+        *((rank, 2) for rank in range(4)),
+        *((rank, 1) for rank in range(8, 12)),
+    ]
+    assert sent(plan)["reduce_scatter_tensor", "dp"][0] == 4  # for each micro-batch
+    assert plan.predict(link_bytes_per_second={"dp": 1e9, "pp": 1e10}).step_seconds > 0
+
+
 @pytest.mark.parametrize(
     "schedule", ["Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
 )
@@ -294,10 +310,12 @@ def test_pipelines_that_cannot_be_planned():
         step.plan(step.batch, world_size=4, pipeline="2F2B")
     with pytest.raises(DistributedError, match="no pipeline of 4 stages on 3 ranks"):
         step.plan(step.batch, world_size=3)
-    with pytest.raises(DistributedError, match="a pipeline has one dimension"):
+    with pytest.raises(DistributedError, match="no pipeline of 4 stages on 2 ranks"):
         step.plan(step.batch, world_size=4, mesh=(2, 2))
-    with pytest.raises(DistributedError, match="enable_zero"):
-        step.plan(step.batch, world_size=4, zero=3)
+    with pytest.raises(DistributedError, match="nobody has said which processes are the stages"):
+        step.plan(step.batch, world_size=4, zero=2)
+    with pytest.raises(DistributedError, match="enable_zero\\(stage=3\\)"):
+        step.plan(step.batch, world_size=8, mesh=(2, 4), zero=3)
     with pytest.raises(DistributedError, match="have no stages"):
         planned(linear(), world_size=4, pipeline="1F1B")
 

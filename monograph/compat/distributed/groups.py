@@ -62,8 +62,8 @@ def whole_group() -> Any:
 
 
 def mesh_of_all(device: str, name: str) -> Any:
-    """A mesh of one dimension of this name over all processes. What is planned on meta is laid out as on the CPU."""
-    return grid_of_all("cpu" if device == "meta" else device, (num_processes(),), (name,))
+    """A mesh of one dimension of this name over all processes."""
+    return grid_of_all(_known_to_torch(device), (num_processes(),), (name,))
 
 
 def grid_of_all(device: str, sizes: Sequence[int], names: Sequence[str] | None = None) -> Any:
@@ -77,7 +77,13 @@ def grid_of_all(device: str, sizes: Sequence[int], names: Sequence[str] | None =
 def mesh_of_group(group: Any, device: str, name: str) -> Any:
     """A mesh of one dimension of this name over the processes of a group."""
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
-    return device_mesh.DeviceMesh.from_group(group, device, mesh_dim_names=(name,))
+    known = _known_to_torch(device)
+    return device_mesh.DeviceMesh.from_group(group, known, mesh_dim_names=(name,))
+
+
+def _known_to_torch(device: str) -> str:
+    """What is on meta, as in a plan, is laid out as on the CPU."""
+    return "cpu" if device == "meta" else device
 
 
 def mesh_over(device: str, ranks: tuple[Any, ...]) -> Any:
@@ -139,6 +145,11 @@ def group_size(name: str) -> int:
 def group_named(name: str) -> Any:
     """The group of a name."""
     return torch_groups()._resolve_process_group(name)
+
+
+def rank_in(name: str) -> int:
+    """The number of this process in the group of a name."""
+    return int(group_named(name).rank())
 
 
 def ranks_in(name: str) -> tuple[int, ...]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from monograph.capture.accumulation.batches import batch_paths
+from monograph.capture.accumulation.first_buffers import TakenOver
 from monograph.capture.tensors.conditions import Conditions
 from monograph.compat.distributed.groups import (
+    group_size,
     import_fake_collectives,
     num_processes,
-    own_rank,
+    rank_in,
     shared_name,
     whole_group,
 )
+from monograph.compat.distributed.tensors import is_sharded
+from monograph.compat.distributed.wrappers import is_data_parallel
+from monograph.distributed.columns import EXAMPLE, STAGES_DIM, group_of_stages, has_stages
 from monograph.distributed.pipeline.rank import of_rank
 from monograph.distributed.pipeline.spread import STATE, Spread
 from monograph.distributed.pipeline.stages import Pipeline, check_stages
@@ -34,6 +39,12 @@ def pipeline_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
 
     Raises DistributedError for stages that cannot be a pipeline.
     """
+    mesh = None if settings.data_parallel is None else settings.data_parallel.mesh
+    if not settings.stages and has_stages(mesh):
+        raise DistributedError(
+            f"the mesh of enable_data_parallel() has a dimension {STAGES_DIM!r}, and no module has a stage",
+            hint="set the stage of each module: block.to(mg.GraphModule).set_stage(0)",
+        )
     if not settings.stages or num_processes() == 1:
         return None
     if not owned.optimizers:
@@ -46,18 +57,42 @@ def pipeline_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
             "modules have stages, and there are no micro-batches: a pipeline takes several in one step",
             hint="config.set_gradient_accumulation_steps(8), or no set_stage()",
         )
-    if settings.data_parallel is not None or settings.zero is not None:
+    if (settings.data_parallel or settings.zero) and not has_stages(mesh):
         raise DistributedError(
-            "modules have stages, and enable_data_parallel() or enable_zero() is on: a pipeline is over all processes",
-            hint="use one of the two",
+            "modules have stages, and enable_data_parallel() or enable_zero() is on: nobody has said which processes are the stages "
+            "of one copy of the model",
+            hint=f"pass a mesh with a dimension of that name: config.{EXAMPLE}",
         )
+    if settings.zero is not None and settings.zero.stage == 3:
+        raise DistributedError(
+            "modules have stages, and enable_zero(stage=3) is on: each process has the whole parameters of its stages",
+            hint="enable_zero(stage=2)",
+        )
+    _check_whole(modules)
     import_fake_collectives()
-    group = shared_name(whole_group())
+    group = shared_name(whole_group() if mesh is None else group_of_stages(mesh))
+    if (size := group_size(group)) == 1:
+        return None
     found = Pipeline(
-        dict(settings.stages), num_processes(), settings.accumulation_steps, settings.pipeline_schedule, group
+        dict(settings.stages), size, settings.accumulation_steps, settings.pipeline_schedule, group
     )
     check_stages(found, modules)
     return found
+
+
+def _check_whole(modules: Mapping[str, nn.Module]) -> None:
+    """Raise DistributedError for modules that processes share out among themselves in another way besides."""
+    for path, module in modules.items():
+        if is_data_parallel(module):
+            raise DistributedError(
+                f"modules have stages, and DistributedDataParallel wraps {path}: its copies are on all processes",
+                hint=f"leave it unwrapped, and call config.{EXAMPLE}",
+            )
+        if any(map(is_sharded, module.parameters(recurse=False))):
+            raise DistributedError(
+                f"modules have stages, and {path} has parameters that are DTensors",
+                hint="give a pipeline plain modules; config.enable_zero(stage=2) spreads the state of optimizers",
+            )
 
 
 @dataclass(frozen=True)
@@ -66,6 +101,7 @@ class OfRank:
 
     program: Program
     agreed: str = ""  # what all ranks have in common
+    notes: tuple[str, ...] = ()
     inputs: tuple[int, ...] | None = None  # None if it is the whole step
     outputs: tuple[int, ...] = ()
     state: frozenset[int] = frozenset()  # the inputs of the whole that are state
@@ -104,18 +140,24 @@ class OfRank:
             )
 
 
-def of_this_rank(program: Program, pipeline: Pipeline | None, call: Call) -> OfRank:
-    """What this process runs of a step; the whole of it without a pipeline. Raises DistributedError for a step that cannot be cut."""
+def of_this_rank(
+    program: Program, pipeline: Pipeline | None, call: Call, taken_over: Sequence[TakenOver] = ()
+) -> OfRank:
+    """What this process runs of a step; the whole of it without a pipeline. Raises DistributedError for a step that cannot be cut.
+
+    Buffers are `taken_over` from another copy of the model before.
+    """
     if pipeline is None:
         return OfRank(program)
-    spread = Spread(program, pipeline, batch_paths(call))
-    own = of_rank(spread, own_rank())
+    spread = Spread(program, pipeline, batch_paths(call), taken_over)
+    own = of_rank(spread, rank_in(pipeline.group))
     kept = {port.path for port in own.inputs}
     inputs = {port.path: index for index, port in enumerate(program.inputs)}
     outputs = {(port.role, port.path): index for index, port in enumerate(program.outputs)}
     return OfRank(
         own,
-        f"{pipeline.text}, of the micro-batch {spread.micro.placing.digest[:16]}",
+        spread.text,
+        tuple(_about_draws(spread)),
         tuple(inputs[port.path] for port in own.inputs),
         tuple(outputs[port.role, port.path] for port in own.outputs),
         frozenset(index for index, port in enumerate(program.inputs) if port.role in STATE),
@@ -125,3 +167,12 @@ def of_this_rank(program: Program, pipeline: Pipeline | None, call: Call) -> OfR
             if port.role in (Role.PARAM, Role.BUFFER) and port.path not in kept
         ),
     )
+
+
+def _about_draws(spread: Spread) -> Iterator[str]:
+    """What to say of random numbers that several stages draw."""
+    if len(spread.drawing) > 1:
+        yield (
+            f"stages {', '.join(map(str, sorted(spread.drawing)))} of the pipeline draw random numbers, each rank from its own generator: "
+            "seed them apart, as with torch.manual_seed(seed + rank), or stages draw the same numbers; one process draws others"
+        )

@@ -9,6 +9,7 @@ from operator import getitem
 
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.distributed.pipeline.stages import Pipeline
 from monograph.errors import DistributedError
 from monograph.ir.memory import is_view
@@ -70,13 +71,21 @@ class Placing:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the ops, whatever stands between them that nothing needs: the same on all ranks."""
+        """SHA-256 of the ops, whatever stands between them that nothing needs: the same on all ranks.
+
+        What is made of a collective does not count: copies of the model may keep other parts of that.
+        """
         known = {node: f"<{port.path}>" for node, port in self.ports.items()}
-        lines = []
+        lines, parts = [], set[fx.Node]()
         for index, node in enumerate(self.nodes):
+            known[node] = f"<{index}>"
+            if not parts.isdisjoint(node.all_input_nodes):
+                parts.add(node)
+                continue
+            if communicates(node.target):
+                parts.add(node)
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda item: _Named(known[item]))
             lines.append(f"{node.op} {node.target} {args} {kwargs}")
-            known[node] = f"<{index}>"
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _place_of(self, node: fx.Node) -> Place | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from monograph.capture.accumulation.first_buffers import take_over
 from monograph.compat.distributed.pipelining import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -76,7 +77,11 @@ class _Step:
         """Write it."""
         whole = self.cut.program
         mine = self.pipeline.orders.stages_of(self.rank)
+        changed = self.micro.changed.keys()
         inputs = list(self._inputs(zip(_placeholders(whole.graph), whole.inputs, strict=True)))
+        for taken in self.cut.taken_over:
+            own = tuple(path for path in taken.paths if path in changed and path in self.current)
+            self.current |= take_over(self.writer.graph, replace(taken, paths=own), self.current)
         for stage in mine:
             self.gradients[stage] = Sum(
                 self.writer, stage, [port for _, port in self.micro.gradients(stage) if port]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Final
 
 from torch import fx
 
+from monograph.capture.accumulation.first_buffers import TakenOver
+from monograph.compat.ops import is_random
 from monograph.distributed.pipeline.cut import MicroBatch
 from monograph.distributed.pipeline.homes import is_scalar
 from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.pipeline.update import Update
+from monograph.distributed.programs.collectives import collectives_in_order
+from monograph.ir.meta import form
 from monograph.ir.port import GRADIENTS, Port, Role
 from monograph.ir.program import Program
 
@@ -21,9 +26,19 @@ STATE: Final = (Role.PARAM, Role.BUFFER, Role.OPTIM, Role.EMA, Role.SCALER)
 class Spread:
     """A step over micro-batches, cut for all ranks."""
 
-    def __init__(self, program: Program, pipeline: Pipeline, split: Collection[str]) -> None:
-        """`program` calls `accumulate` for each micro-batch and then `update`; `split` are the paths of its batches."""
+    def __init__(
+        self,
+        program: Program,
+        pipeline: Pipeline,
+        split: Collection[str],
+        taken_over: Sequence[TakenOver] = (),
+    ) -> None:
+        """`program` calls `accumulate` for each micro-batch and then `update`; `split` are the paths of its batches.
+
+        Before that buffers are `taken_over` from the first copy of the model.
+        """
         accumulate, update = program.parts
+        self.taken_over = taken_over
         self.program, self.pipeline, self.split = program, pipeline, split
         self.micro = MicroBatch(accumulate, pipeline)
         self.ranks = pipeline.orders.ranks
@@ -39,6 +54,33 @@ class Spread:
             for item, port in self.micro.placing.outputs
             if isinstance(item, fx.Node)
         }
+
+    @property
+    def text(self) -> str:
+        """What all ranks have in common, in lines: the pipeline, arguments, ops of a micro-batch, what is sent then, and results."""
+        nodes = self.program.graph.find_nodes(op="placeholder")
+        given = zip(nodes, self.program.inputs, strict=True)
+        lines = [f"{node.target} {form(node)} {node.args[1:]}" for node in collectives_in_order(self.program)]
+        lines += [f"{form(node)} of rank {self.update.homes.home[node]}" for node in self.update.sent]
+        lines += [port.path for port in self.program.outputs if port.role is Role.USER]
+        sent = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return "\n".join(
+            [
+                self.pipeline.text,
+                *(
+                    f"the argument {port.path}: {form(node)}"
+                    for node, port in given
+                    if port.role is Role.USER
+                ),
+                f"a micro-batch of the ops {self.micro.placing.digest[:16]}",
+                f"results and an update that send {sent[:16]}",
+            ]
+        )
+
+    @property
+    def drawing(self) -> set[int]:
+        """The stages that draw random numbers in a micro-batch."""
+        return {place.stage for node, place in self.micro.place.items() if is_random(node.target)}
 
     def rank_of(self, port: Port) -> int | None:
         """The rank that a gradient is summed on, or that updates state; None for what all ranks have."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from monograph.errors import DistributedError
 
-_NAMES: Final = ("replicate", "shard")
+_COPIES: Final = "replicate"
 _MOST_BETWEEN: Final = 2  # kinds of ranks that are planned besides the first and the last
 
 
@@ -53,7 +53,7 @@ class Mesh:
 
 
 def mesh_of(world_size: Any, mesh: Any, name: str = "data") -> Mesh:
-    """The mesh that a user means: sizes, or a dict of names to sizes; `name` is that of a single dimension. Raises DistributedError."""
+    """The mesh that a user means: sizes, or a dict of names to sizes; `name` is that of the parts. Raises DistributedError."""
     if type(world_size) is not int or world_size < 2:
         raise DistributedError(
             f"plan(world_size={world_size!r}): a plan is for two processes at least",
@@ -68,7 +68,7 @@ def mesh_of(world_size: Any, mesh: Any, name: str = "data") -> Mesh:
             f"plan(mesh={mesh!r}): a mesh has one or two dimensions, of ints from 1 on",
             hint='mesh=(128, 8), or mesh={"replicate": 128, "shard": 8}',
         )
-    names = (name,) if len(sizes) == 1 else _NAMES
+    names = (name,) if len(sizes) == 1 else (_COPIES, "shard" if name == "data" else name)
     made = Mesh(names if named is None else tuple(map(str, named)), sizes)
     if made.size != world_size:
         raise DistributedError(

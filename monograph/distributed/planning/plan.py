@@ -16,7 +16,7 @@ from monograph.distributed.planning.mesh import Mesh, kinds_of_ranks, mesh_of
 from monograph.distributed.planning.order import RankSteps
 from monograph.distributed.planning.rank import RankPlan, plan_rank
 from monograph.distributed.planning.report import RanksPlan
-from monograph.distributed.planning.stages import plan_stages
+from monograph.distributed.planning.stages import kinds_of_copies, plan_stages
 from monograph.errors import ConfigError, DistributedError, MonographError
 from monograph.internals.internals import Arguments, Internals
 from monograph.settings import Settings, Zero
@@ -41,23 +41,27 @@ def plan_ranks(
             )
         settings = _settings(graph.settings, zero, pipeline)
         grid = mesh_of(world_size, mesh, "pipeline" if settings.stages else "data")
-        if settings.stages and len(grid.sizes) > 1:
-            raise DistributedError(
-                f"plan(mesh={mesh!r}) of a graph with stages: a pipeline has one dimension",
-                hint="leave mesh out, or take away the stages: set_stage(None)",
-            )
         graph.check_usable()
         arguments = graph.formed(args, dict(kwargs))
         with graph.store.lock, TRACE_LOCK:  # a child has what no other thread is about to change
             if settings.stages:
-                (cut,) = in_children([partial(plan_stages, graph, arguments, grid, settings)])
-                plans, steps = cut.plans, cut.steps
+                plans, steps = _in_stages(graph, arguments, grid, settings)
             else:
                 plans, steps = _data_parallel(graph, arguments, grid, settings)
         check_together(steps)
     except MonographError as error:
         raise error.brief()  # noqa: B904  # it is the same error
     return RanksPlan(graph.name, grid, plans, steps)
+
+
+def _in_stages(
+    graph: Internals, arguments: Arguments, mesh: Mesh, settings: Settings
+) -> tuple[tuple[RankPlan, ...], Mapping[int, RankSteps]]:
+    kinds = kinds_of_copies(mesh, settings)
+    found = in_children([partial(plan_stages, graph, arguments, mesh, settings, copy) for copy in kinds])
+    copies = zip(kinds.values(), found, strict=True)
+    plans = tuple(replace(plan, like=like) for like, item in copies for plan in item.plans)
+    return plans, {rank: steps for item in found for rank, steps in item.steps.items()}
 
 
 def _data_parallel(
