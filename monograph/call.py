@@ -252,7 +252,9 @@ def _is_unlike_before(graph: Internals, build: Build) -> bool:
     if watched is None or graph.mistakes.is_young:
         return True
     present = [(root(), mode) for root, mode in watched]
-    return any(root is None or root.training is not mode for root, mode in present)
+    if any(root is None or root.training is not mode for root, mode in present):
+        return True
+    return graph.mistakes.look_again(graph.registry.optimizers, graph.store.steps)
 
 
 def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arguments) -> Any:

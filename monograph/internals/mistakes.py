@@ -21,7 +21,7 @@ from monograph.state.find import Owned, RegisteredOptimizer
 from monograph.user_code.lines import user_place
 
 _NUM_SHOWN = 3  # names in a list
-_STEPS = 16  # of a graph after which its schedulers are no longer looked at: a loop that steps them too has done so
+_STEPS = 16  # of a graph after which its schedulers are looked at less closely: a loop that steps them each time has done so
 _LOCK = threading.Lock()
 Modules = Callable[[], Mapping[str, nn.Module]]  # those that a graph holds
 # where graphs have left the schedulers that they step; several may step one
@@ -67,6 +67,8 @@ class Mistakes:
         self._graph = ""
         self._steps = 0
         self.is_young = True  # in the first steps, which are looked at more closely
+        self._until = _STEPS  # so long
+        self._ahead: list[tuple[LRScheduler, int]] | None = None  # how far schedulers are ahead of the steps
         # by number of a build the modules that it trains, and the modes that these had
         self.watched: dict[int, list[tuple[weakref.ref[nn.Module], bool]]] = {}
 
@@ -130,7 +132,7 @@ class Mistakes:
         if not steps or not self.is_young:
             return
         self._steps += 1
-        self.is_young = self._steps <= _STEPS
+        self.is_young = self._steps <= self._until
         if not self.is_young:
             for registered in optimizers:
                 if isinstance(registered.scheduler, LRScheduler):
@@ -143,6 +145,21 @@ class Mistakes:
             updated = [p for registered in optimizers if not registered.manual for p in registered.parameters]
             self._graph, self._stepped = graph, {id(p): _stepped(p) for p in updated}
             Mistakes._looking.append(weakref.ref(self))
+
+    def look_again(self, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
+        """True if a scheduler was stepped besides, perhaps at the end of an epoch: then the next epoch is looked at closely."""
+        if self._ahead is None:
+            places = [(item.scheduler, _place_of(item.scheduler)) for item in optimizers]
+            self._ahead = [
+                (scheduler, place - steps)
+                for scheduler, place in places
+                if isinstance(scheduler, LRScheduler) and place is not None
+            ]
+        if all(_place_of(scheduler) != steps + ahead + 1 for scheduler, ahead in self._ahead):
+            return False
+        self._ahead = []
+        self.is_young, self._until = True, self._steps + 2 * steps
+        return True
 
     def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
         """Warn of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
