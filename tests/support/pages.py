@@ -5,37 +5,46 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support import ROOT
 from tests.support.warm import run_script
 
 SCRIPTS = {  # and the file that the page calls its script
+    "porting.md": "train.py",
     "quickstart.md": "digits.py",
 }
 SINGLE_ERRORS = "errors.md"  # each block of it is a script that fails
-FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?:(\w+):\n\n)?```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "--- the next block of the page ---"
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:KiB|MiB|bytes)\b)?")
+
+_ALONE = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "0",
+}  # one process, as torchrun
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code of a page, and what the page says that it prints."""
+    """A block of code of a page, the word that introduces it, and what the page says that it prints."""
 
     code: str
+    label: str
     output: str | None
 
 
 def blocks_of(page: Path) -> list[Block]:
     """The Python blocks of a page; a block of text right after one is its output."""
     found: list[Block] = []
-    for kind, text in FENCE.findall(page.read_text()):
+    for label, kind, text in FENCE.findall(page.read_text()):
         if kind == "python":
-            found.append(Block(text, None))
+            found.append(Block(text, label, None))
         elif found:
-            found[-1] = Block(found[-1].code, text)
+            found[-1] = replace(found[-1], output=text)
     return found
 
 
@@ -46,7 +55,7 @@ def printed_by(page: Path, folder: Path, *, after: str = "pass") -> list[str]:
     """
     script = "".join(f"{block.code}{after}; print({MARK!r})\n" for block in blocks_of(page))
     (folder / SCRIPTS[page.name]).write_text(script)
-    done = run_script([SCRIPTS[page.name]], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = run_script([SCRIPTS[page.name]], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", **_ALONE})
     assert done.returncode == 0, done.stderr
     return done.stdout.split(f"{MARK}\n")[:-1]
 
