@@ -22,4 +22,4 @@ def test_before_and_after_have_the_same_bits(tmp_path: Path) -> None:
     after = [digest for label, digest in made if label == "After"]
     assert len(before) >= 10
     assert before == after
-    assert len(set(before)) >= 8  # they are not all the same training
+    assert len(set(before)) == 7  # plain, clipped, two schedules, untrained, mixed precision, accumulated
