@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -12,8 +13,10 @@ from tests.support import ROOT
 from tests.support.warm import run_script
 
 SCRIPTS = {  # and the file that the page calls its script
+    "how-it-works.md": "train.py",
     "porting.md": "train.py",
     "quickstart.md": "digits.py",
+    "rebuilds.md": "train.py",
 }
 SINGLE_ERRORS = "errors.md"  # each block of it is a script that fails
 FENCE = re.compile(r"^(?:(\w+):\n\n)?```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -77,3 +80,34 @@ def is_shown(output: str, shown: str) -> bool:
 
 def docs(name: str) -> Path:
     return ROOT / "docs" / name
+
+
+BEGIN = (
+    "import torch\nfrom torch import nn\nimport monograph as mg\n\n"  # of each script on the page of errors
+)
+FAILING = """
+import json, linecache, runpy, sys
+
+for number, code in enumerate(json.load(open("blocks.json"))):
+    with open("train.py", "w") as file:
+        file.write(code)
+    linecache.clearcache()
+    print("{mark}" if number else "", end="")
+    try:
+        runpy.run_path("train.py", run_name="__main__")
+    except Exception as error:
+        print(type(error).__name__ + ": " + str(error))
+"""
+
+
+def errors_of(page: Path, folder: Path) -> list[str]:
+    """What each block of the page raises, as the last lines of a traceback say it."""
+    codes = [BEGIN + block.code for block in blocks_of(page)]
+    (folder / "blocks.json").write_text(json.dumps(codes))
+    (folder / "all.py").write_text(FAILING.replace("{mark}", MARK))
+    done = run_script(["all.py"], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    texts = [text.replace(f"{folder}/", "") for text in done.stdout.split(MARK)]
+    return [
+        re.sub(r"((?i:graph))_\d+", r"\1_0", text) for text in texts
+    ]  # each is the first graph of its script
