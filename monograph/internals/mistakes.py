@@ -99,6 +99,35 @@ class Mistakes:
                 "made; make the optimizer when the model is complete, or call optimizer.add_param_group()",
             )
 
+    def may_be_new(self, number: int, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
+        """True if a step is to be looked at: an early one, or modules changed their mode, or a scheduler was moved.
+
+        `number` is that of its build; `steps` are those that the graph has made.
+        """
+        watched = self.watched.get(number)
+        if watched is None or self.is_young:
+            return True
+        if any(
+            root is None or root.training is not mode for root, mode in ((ref(), on) for ref, on in watched)
+        ):
+            return True
+        return self._is_ahead(optimizers, steps)
+
+    def _is_ahead(self, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
+        """True, once, if a scheduler was stepped besides, as at the end of an epoch: the next epoch is looked at closely."""
+        if self._ahead is None:
+            places = [(item.scheduler, _place_of(item.scheduler)) for item in optimizers]
+            self._ahead = [
+                (scheduler, place - steps)
+                for scheduler, place in places
+                if isinstance(scheduler, LRScheduler) and place is not None
+            ]
+        if all(_place_of(scheduler) != steps + ahead + 1 for scheduler, ahead in self._ahead):
+            return False
+        self._ahead = []
+        self.is_young, self._until = True, self._steps + 2 * steps
+        return True
+
     def before_step(
         self,
         graph: str,
@@ -145,21 +174,6 @@ class Mistakes:
             updated = [p for registered in optimizers if not registered.manual for p in registered.parameters]
             self._graph, self._stepped = graph, {id(p): _stepped(p) for p in updated}
             Mistakes._looking.append(weakref.ref(self))
-
-    def look_again(self, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
-        """True if a scheduler was stepped besides, perhaps at the end of an epoch: then the next epoch is looked at closely."""
-        if self._ahead is None:
-            places = [(item.scheduler, _place_of(item.scheduler)) for item in optimizers]
-            self._ahead = [
-                (scheduler, place - steps)
-                for scheduler, place in places
-                if isinstance(scheduler, LRScheduler) and place is not None
-            ]
-        if all(_place_of(scheduler) != steps + ahead + 1 for scheduler, ahead in self._ahead):
-            return False
-        self._ahead = []
-        self.is_young, self._until = True, self._steps + 2 * steps
-        return True
 
     def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
         """Warn of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
