@@ -4,6 +4,7 @@ INSTALLED := .venv/.installed
 ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 HTML_INSTALLED := .venv/.installed-html
+DOCS_INSTALLED := .venv/.installed-docs
 # two processes of one thread each
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
@@ -103,8 +104,10 @@ size: $(INSTALLED)
 names: $(INSTALLED)
 	$(BIN)/python -m tests.flow.names_page
 
-docs:
-	@echo "The documentation is in docs/; begin with README.md and docs/index.md."
+# the site, in build/site: a link that leads nowhere, or a page that the navigation lacks, is an error
+docs: $(DOCS_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
@@ -127,4 +130,8 @@ $(BENCH_INSTALLED): $(INSTALLED)
 
 $(HTML_INSTALLED): $(INSTALLED)
 	$(PIP) -e '.[dev,html]'
+	touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(PIP) -e '.[dev,docs]'
 	touch $@

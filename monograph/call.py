@@ -132,8 +132,8 @@ def run_again(graph: Internals, build: Build, args: tuple[Any, ...]) -> Any:
 
 def is_alone(graph: Internals, build: Build) -> bool:
     """True if a step by this build is its program and nothing else: no look for mistakes, no code that is to come."""
-    registry, first = graph.registry, graph.first_state
-    is_watched = bool(registry.optimizers) and _is_unlike_before(graph, build)
+    registry, first, optimizers = graph.registry, graph.first_state, graph.registry.optimizers
+    is_watched = bool(optimizers) and graph.mistakes.may_be_new(build.number, optimizers, graph.store.steps)
     in_wait = build.number in graph.upgrades.pending or registry.averages or first.waiting or first.shown
     return not (
         build.communicates or is_watched or in_wait or num_dispatch_modes() or torch.is_anomaly_enabled()
@@ -214,10 +214,10 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
         leaves = arguments[0] if read is None else read.leaves
         reading = partial(graph.read, *arguments)
         build = upgrades.next_build(graph.cache, build, graph.store.steps, leaves, reading)
-    registry = graph.registry
-    if registry.optimizers and _is_unlike_before(graph, build):
+    registry, mistakes = graph.registry, graph.mistakes
+    if registry.optimizers and mistakes.may_be_new(build.number, registry.optimizers, graph.store.steps):
         steps = build.captured.steps
-        graph.mistakes.before_step(graph.name, registry.optimizers, registry.modules, build.number, steps)
+        mistakes.before_step(graph.name, registry.optimizers, registry.modules, build.number, steps)
     fault = ""
     try:
         return _run_build(graph, build, read, arguments)
@@ -244,15 +244,6 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
     if fault:
         return _run_beside(graph, build, read or graph.read(*arguments), fault, arguments)
     return _run_build(graph, build, read, arguments)
-
-
-def _is_unlike_before(graph: Internals, build: Build) -> bool:
-    """True if the step is to be looked at for mistakes: it is one of the first, or modules changed their mode."""
-    watched = graph.mistakes.watched.get(build.number)
-    if watched is None or graph.mistakes.is_young:
-        return True
-    present = [(root(), mode) for root, mode in watched]
-    return any(root is None or root.training is not mode for root, mode in present)
 
 
 def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arguments) -> Any:

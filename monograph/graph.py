@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.resume.proof import ResumeReport
     from monograph.state_dict.loading import LeftOut, Stateful
 
+_OF_MODULES = frozenset(name for name in dir(nn.Module) if not name.startswith("_"))
+
 
 class Graph:
     """A training or inference step as one static graph. Subclass it and write `build`.
@@ -251,6 +253,11 @@ class Graph:
     def __getattr__(self, name: str) -> Any:
         if "_monograph" not in self.__dict__:
             initialised(self, "a call" if name == "_monograph" else f"reading {name}")
+        if name in _OF_MODULES:
+            raise DefinitionError(
+                f"{type(self).__name__!r} object has no attribute {name!r}: a Graph is no module",
+                hint=f"ask the model itself, for example step.model.{name}; the graph follows it",
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:

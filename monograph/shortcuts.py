@@ -22,7 +22,10 @@ from monograph.user_code.files import is_installed_file, is_user_file
 
 
 class TrainGraph(Graph, last="target"):
-    """The usual training step: `loss_fn(model(*inputs), target)`, backward, optimizer, scheduler."""
+    """The usual training step: `loss_fn(model(*inputs), target)`, backward, optimizer, scheduler.
+
+    With `outputs` it returns the loss and `outputs(model(*inputs), target)`, of the predictions that the loss is of.
+    """
 
     def __init__(
         self,
@@ -30,18 +33,27 @@ class TrainGraph(Graph, last="target"):
         loss_fn: Callable[..., Any],
         optimizer: Optimizer,
         lr_sch: LRScheduler | None = None,
+        *,
+        outputs: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
+        if outputs is not None and not callable(outputs):
+            raise DefinitionError(
+                f"outputs is a {type(outputs).__name__}; train_graph() takes a function of the predictions and the target",
+                hint="for example outputs=lambda predictions, target: (predictions.argmax(1) == target).float().mean()",
+            )
         self.model = model
         self.loss_fn = loss_fn
+        self.outputs = outputs
         self.add_optimizer(optimizer, lr_sch=lr_sch)
 
     def build(self, *batch: Any) -> Any:
         """The last argument is the target, the others are the model's inputs."""
         *inputs, target = batch
-        loss = self.loss_fn(self.model(*inputs), target)
+        predictions = self.model(*inputs)
+        loss = self.loss_fn(predictions, target)
         loss.backward()
-        return loss
+        return loss if self.outputs is None else (loss, self.outputs(predictions, target))
 
 
 def train_graph(
@@ -49,15 +61,28 @@ def train_graph(
     loss_fn: Callable[..., Any],
     optimizer: Optimizer,
     lr_sch: LRScheduler | None = None,
+    *,
+    outputs: Callable[..., Any] | None = None,
 ) -> TrainGraph:
     """A training Graph from the usual three; call it with `(*inputs, target)` or `(*inputs, target=y)`, it returns the loss.
+
+    With `outputs`, a function of the predictions and the target, it returns the loss and what that gives, such as the
+    accuracy.
 
     >>> model = nn.Linear(3, 2)
     >>> step = train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
     >>> step(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)).shape
     torch.Size([])
+
+    >>> def accuracy(predictions, target):
+    ...     return (predictions.argmax(1) == target).float().mean()
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = train_graph(model, nn.CrossEntropyLoss(), optimizer, outputs=accuracy)
+    >>> loss, right = step(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+    >>> right.shape
+    torch.Size([])
     """
-    return TrainGraph(model, loss_fn, optimizer, lr_sch)
+    return TrainGraph(model, loss_fn, optimizer, lr_sch, outputs=outputs)
 
 
 def trace(function: Callable[..., Any]) -> Graph:

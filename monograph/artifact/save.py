@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from monograph.artifact.pack import (
     PackedGraph,
     PackedProgram,
     Places,
+    Step,
     captured_step,
     pack,
     pack_graph,
@@ -23,12 +25,17 @@ from monograph.capture.trace import capture
 from monograph.checkpoint import save as checkpoint
 from monograph.checkpoint.ranks.group import in_group, save_together
 from monograph.checkpoint.write import Parts, existing, write
+from monograph.compat.ops import is_random
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
 from monograph.internals.internals import Internals, internals_of
 from monograph.ir.call.dims import Arguments, dims_in, with_sizes
 from monograph.ir.call.signature import read_call
+from monograph.state.find import Owned
 from monograph.state_dict.parts import read_state
+from monograph.user_code.lines import user_place
+
+_NUM_SHOWN = 3  # names in a warning
 
 
 def save(
@@ -129,6 +136,7 @@ def _packed(graph: Internals) -> PackedGraph:
             if what in seen:
                 continue
             seen.add(what)
+            _look_at_mode(graph.name, step, owned)
             if declared is None or settings.accumulation_steps > 1:  # of which captures at any size are none
                 programs.append(pack(step, places))
             elif declared not in done:
@@ -138,6 +146,24 @@ def _packed(graph: Internals) -> PackedGraph:
         if not programs:
             raise nothing_to_save(graph)
         return pack_graph(programs, settings, owned, state)
+
+
+def _look_at_mode(name: str, step: Step, owned: Owned) -> None:
+    """Warn of a graph without optimizer whose modules train: of dropout that stays, of statistics that move."""
+    if owned.optimizers or not any(module.training for module in owned.named_modules().values()):
+        return
+    draws = any(is_random(node.target) for node in step.program.ops())
+    moved = [port.path for _, port in step.program.updates()]
+    if draws or moved:
+        what = ["draws random numbers"] * draws + [f"changes {', '.join(moved[:_NUM_SHOWN])}"] * bool(moved)
+        place = user_place()
+        warnings.warn_explicit(
+            f"{name} is saved as it was called in train() mode: it {' and '.join(what)}; if it is to predict, call "
+            "model.eval(), then the graph, and save it before model.train()",
+            UserWarning,
+            place.file or "monograph",
+            place.line or 1,
+        )
 
 
 def _templates(graph: Internals, declared: Arguments, places: Places) -> list[PackedProgram]:

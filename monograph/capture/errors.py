@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from monograph.compat.fakes import DATA_DEPENDENT
@@ -70,6 +71,15 @@ _SHARE_BOTH = (
 )
 _OTHER_MESH = ("different mesh", "cross-mesh", "different device mesh")
 _ONE_MESH = "put all on one: mg.distributed.to_global(x, placement, sbp), with the placement of the model's parameters"
+_NO_GRADIENT = "does not require grad and does not have a grad_fn"
+_WITHOUT_GRAD = (
+    "the step is called under torch.no_grad() or inference_mode(), where backward() has nothing to follow: call it "
+    "outside of that; to validate, use a Graph without optimizer, or the model itself"
+)
+_DETACHED = (
+    "nothing that the loss is computed from is trained: look for detach(), .item() and argmax() on its way, and for "
+    "parameters with requires_grad=False"
+)
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
@@ -123,9 +133,14 @@ def translated(error: Exception, owned: Owned) -> Exception:
         if is_of_eager_mode(error) and place.file:
             error.add_note(str(place))
         return error  # raised by the user's own code: theirs to see as it is
-    hints = (hint for text, hint in _HINTS.items() if text in str(error))
     kind = capture_error_of(error)
-    return kind(f"capture failed: {first_line(error)}", where=place, hint=next(hints, _ANY_HINT))
+    return kind(f"capture failed: {first_line(error)}", where=place, hint=_hint_of(str(error)))
+
+
+def _hint_of(said: str) -> str:
+    if _NO_GRADIENT in said:
+        return _DETACHED if torch.is_grad_enabled() else _WITHOUT_GRAD
+    return next((hint for text, hint in _HINTS.items() if text in said), _ANY_HINT)
 
 
 def _module_of(error: BaseException, modules: Mapping[str, nn.Module]) -> str:

@@ -21,7 +21,7 @@ from monograph.state.find import Owned, RegisteredOptimizer
 from monograph.user_code.lines import user_place
 
 _NUM_SHOWN = 3  # names in a list
-_STEPS = 16  # of a graph after which its schedulers are no longer looked at: a loop that steps them too has done so
+_STEPS = 16  # of a graph after which its schedulers are looked at less closely: a loop that steps them each time has done so
 _LOCK = threading.Lock()
 Modules = Callable[[], Mapping[str, nn.Module]]  # those that a graph holds
 # where graphs have left the schedulers that they step; several may step one
@@ -67,6 +67,8 @@ class Mistakes:
         self._graph = ""
         self._steps = 0
         self.is_young = True  # in the first steps, which are looked at more closely
+        self._until = _STEPS  # so long
+        self._ahead: list[tuple[LRScheduler, int]] | None = None  # how far schedulers are ahead of the steps
         # by number of a build the modules that it trains, and the modes that these had
         self.watched: dict[int, list[tuple[weakref.ref[nn.Module], bool]]] = {}
 
@@ -96,6 +98,35 @@ class Mistakes:
                 f"{_listed(new)}: {graph} trains without updating what came into the model after its optimizer was "
                 "made; make the optimizer when the model is complete, or call optimizer.add_param_group()",
             )
+
+    def may_be_new(self, number: int, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
+        """True if a step is to be looked at: an early one, or modules changed their mode, or a scheduler was moved.
+
+        `number` is that of its build; `steps` are those that the graph has made.
+        """
+        watched = self.watched.get(number)
+        if watched is None or self.is_young:
+            return True
+        if any(
+            root is None or root.training is not mode for root, mode in ((ref(), on) for ref, on in watched)
+        ):
+            return True
+        return self._is_ahead(optimizers, steps)
+
+    def _is_ahead(self, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
+        """True, once, if a scheduler was stepped besides, as at the end of an epoch: the next epoch is looked at closely."""
+        if self._ahead is None:
+            places = [(item.scheduler, _place_of(item.scheduler)) for item in optimizers]
+            self._ahead = [
+                (scheduler, place - steps)
+                for scheduler, place in places
+                if isinstance(scheduler, LRScheduler) and place is not None
+            ]
+        if all(_place_of(scheduler) != steps + ahead + 1 for scheduler, ahead in self._ahead):
+            return False
+        self._ahead = []
+        self.is_young, self._until = True, self._steps + 2 * steps
+        return True
 
     def before_step(
         self,
@@ -130,7 +161,7 @@ class Mistakes:
         if not steps or not self.is_young:
             return
         self._steps += 1
-        self.is_young = self._steps <= _STEPS
+        self.is_young = self._steps <= self._until
         if not self.is_young:
             for registered in optimizers:
                 if isinstance(registered.scheduler, LRScheduler):

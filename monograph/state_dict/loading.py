@@ -118,7 +118,7 @@ def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, stri
                 if key in state_dict or part.optional:
                     _load_part(key, part, state_dict.get(key), loading)
             if faults := _faults(loading):
-                raise _misfit(state_dict, faults)
+                raise _misfit(state_dict, faults, parts)
             hold.on = fits = True
             loading.commit()
         except BaseException as error:
@@ -162,10 +162,18 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
-def _misfit(state_dict: Mapping[str, Any], faults: Iterable[str]) -> CheckpointError:
+def _misfit(
+    state_dict: Mapping[str, Any], faults: Iterable[str], parts: Mapping[str, Part]
+) -> CheckpointError:
     path = getattr(state_dict, "path", None)
     origin = f"the state in {path}" if path is not None else "the state"
+    hint = "make the graph as it was when the state was saved; strict=False loads what is there by its name"
+    if state_dict and all(isinstance(item, torch.Tensor) for item in state_dict.values()):  # as of a module
+        first = next(iter(parts), "model")
+        hint = (
+            f"if this is the state of a module, load it there, as by graph.{first}.load_state_dict(state); it has no "
+            "optimizer and no random numbers"
+        )
     return CheckpointError(
-        f"{origin} does not fit this graph, and nothing was loaded\n  " + "\n  ".join(faults),
-        hint="make the graph as it was when the state was saved; strict=False loads what is there by its name",
+        f"{origin} does not fit this graph, and nothing was loaded\n  " + "\n  ".join(faults), hint=hint
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import warnings
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,25 @@ def test_a_graph_is_stored_as_infer_or_train(tmp_path):
     assert list(mg.load(mg.save(train, tmp_path / "b")).signatures) == ["train"]
     named = mg.load(mg.save(infer, tmp_path / "c", signatures=("score",)))
     assert torch.equal(named.score(x), named(x))
+
+
+def test_a_graph_for_predictions_that_was_called_in_train_mode_is_told(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    predict = mg.trace(model)
+    with torch.no_grad():
+        predict(torch.ones(2, 4))
+        with pytest.warns(
+            UserWarning, match=r"in train\(\) mode: it draws random numbers and changes .*call model.eval\(\)"
+        ):
+            mg.save(predict, tmp_path / "trains")
+        model.eval()
+        predict = mg.trace(model)
+        predict(torch.ones(2, 4))
+        model.train()  # the mode of the call is saved
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mg.save(predict, tmp_path / "predicts")
+    assert torch.equal(*[mg.load(tmp_path / "predicts")(torch.ones(2, 4)) for _ in range(2)])
 
 
 def test_several_graphs_share_one_state(tmp_path):

@@ -350,3 +350,27 @@ def test_a_module_counted_from_the_end_is_the_same_block():
     )
     assert step.model[-1] is step.model[1]
     assert step.model[-2].to(mg.GraphModule).name == "model.0"
+
+
+def test_train_graph_returns_what_a_function_makes_of_its_predictions():
+    def rights(predictions, target):
+        return {"logits": predictions, "right": predictions.argmax(1) == target}
+
+    def make():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3))
+        return model, torch.optim.AdamW(model.parameters())
+
+    x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    model, optimizer = make()
+    logits = model(x)
+    loss = nn.functional.cross_entropy(logits, y)
+    loss.backward()
+    optimizer.step()
+    expected = loss.detach(), {"logits": logits.detach(), "right": logits.argmax(1) == y}
+    captured, optimizer = make()
+    step = mg.train_graph(captured, nn.CrossEntropyLoss(), optimizer, outputs=rights)
+    assert_same(expected, step(x, y))
+    assert_same(dict(model.state_dict()), dict(captured.state_dict()))
+    with pytest.raises(mg.DefinitionError, match="outputs is a str; train_graph\\(\\) takes a function"):
+        mg.train_graph(captured, nn.CrossEntropyLoss(), optimizer, outputs="accuracy")  # type: ignore[arg-type]

@@ -114,3 +114,31 @@ def test_a_handler_of_another_level_shows_nothing(capsys):
     finally:
         logging.getLogger().removeHandler(handler)
     assert capsys.readouterr().out.count("start capture.") == 1
+
+
+def test_validation_through_a_training_step_under_no_grad():
+    step = classifier()
+    with torch.no_grad(), pytest.raises(mg.CaptureError) as caught:
+        step(torch.randn(8, 8), torch.zeros(8, dtype=torch.int64))
+    assert "under torch.no_grad()" in caught.value.hint
+    assert "a Graph without optimizer" in caught.value.hint
+
+
+def test_a_loss_that_depends_on_nothing_that_is_trained():
+    model = nn.Linear(8, 3)
+    step = mg.train_graph(
+        model, lambda logits, _: logits.detach().sum(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    with pytest.raises(mg.CaptureError) as caught:
+        step(torch.randn(8, 8), torch.zeros(8))
+    assert "look for detach()" in caught.value.hint
+
+
+def test_what_only_a_module_has():
+    step = classifier()
+    with pytest.raises(mg.DefinitionError, match="a Graph is no module") as caught:
+        step.to("cpu")
+    assert "step.model.to" in caught.value.hint
+    assert not hasattr(step, "parameters")
+    with pytest.raises(AttributeError, match="no attribute 'something'"):
+        _ = step.something

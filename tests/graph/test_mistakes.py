@@ -181,6 +181,41 @@ def test_a_scheduler_that_is_stepped_twice_is_told(make: Callable[[Any], Any]) -
 
 @pytest.mark.one_case
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_a_scheduler_that_is_stepped_at_the_end_of_epochs_too_is_told(make: Callable[[Any], Any]) -> None:
+    model = Model()
+    optimizer = sgd(model)
+    scheduler = make(optimizer)
+    step = Train(model, optimizer, scheduler)
+
+    def epoch() -> None:
+        for _ in range(20):
+            step(X)
+        scheduler.step()
+
+    with told():
+        epoch()
+    with told("leave out scheduler.step()"):
+        epoch()
+        step(X)
+
+
+def test_a_scheduler_of_steps_that_others_make_at_the_end_of_epochs_is_not_told() -> None:
+    model = Model()
+    optimizer = sgd(model)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    step = Train(model, optimizer, scheduler)
+    with told():
+        for _ in range(4):
+            for _ in range(20):
+                step(X)
+            model(X).sum().backward()
+            optimizer.step()  # a last batch in eager mode
+            optimizer.zero_grad()
+            scheduler.step()
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_schedulers_stepped_by_one_are_not_told(make: Callable[[Any], Any]) -> None:
     model, other = Model(), Model()
     optimizer, own = sgd(model), sgd(other)

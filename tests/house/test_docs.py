@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.pages import SCRIPTS, SINGLE_ERRORS
 from tests.support.warm import run_script
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -25,8 +26,11 @@ def python_blocks(text: str) -> dict[int, str]:
     return {line + 1: "\n" * line + match.group(1) for match, line in lines.items()}
 
 
-BLOCKS = {
-    f"{page.name}:{line}": block for page in PAGES for line, block in python_blocks(page.read_text()).items()
+BLOCKS = {  # pages that are one script each are run by tests/docs
+    f"{page.name}:{line}": block
+    for page in PAGES
+    if page.name not in (*SCRIPTS, SINGLE_ERRORS)
+    for line, block in python_blocks(page.read_text()).items()
 }
 
 

@@ -145,6 +145,14 @@ def test_one_error_names_everything() -> None:
         assert named in text, text
 
 
+def test_the_state_of_a_module_is_told_where_it_belongs() -> None:
+    model = nn.Linear(4, 3)
+    step = mg.train_graph(model, nn.MSELoss(), sgd(model))
+    with pytest.raises(mg.CheckpointError) as caught:
+        step.load_state_dict(model.state_dict())
+    assert "graph.model.load_state_dict(state)" in caught.value.hint
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize("error", [RuntimeError("it is broken"), KeyboardInterrupt()], ids=repr)
 def test_an_object_that_cannot_be_loaded_undoes_all(error: BaseException) -> None:

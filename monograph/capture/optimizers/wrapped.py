@@ -38,9 +38,13 @@ def parts_of(optimizer: Any) -> tuple[Optimizer, Any]:
         raise OptimizerError(f"the {kind} holds {len(held)} optimizers", hint=f"add each of them: {calls}")
     ((name, inside),) = held.items()
     if not _shows(optimizer, inside):
+        problem = (
+            "has param groups or state of its own: a graph would see one of the two"
+            if hasattr(optimizer, "param_groups") or hasattr(optimizer, "state")
+            else "does not show its param_groups and its state"
+        )
         raise OptimizerError(
-            f"the {kind} holds another optimizer, the {type(inside).__name__} in its attribute {name}, and has param "
-            "groups or state of its own: a graph would see one of the two",
+            f"the {kind} holds another optimizer, the {type(inside).__name__} in its attribute {name}, and {problem}",
             hint=f"add the one inside, self.add_optimizer(optimizer.{name}), and do in build() what the {kind} does "
             "besides; or write both as one optimizer that keeps everything in self.state",
         )

@@ -303,6 +303,16 @@ class Sharded(Optimizer):
         return self.optim.step(closure)
 
 
+class Closed:
+    """A wrapper that shows nothing of the one inside."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.inner = optimizer
+
+    def step(self) -> None:
+        self.inner.step()
+
+
 class Several:
     def __init__(self, *optimizers: Optimizer) -> None:
         self.optimizers = list(optimizers)
@@ -335,6 +345,11 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
         lambda m: Sharded(m.parameters(), torch.optim.Adam, lr=0.1),
         "holds another optimizer, the Adam in its attribute optim",
         "self.add_optimizer(optimizer.optim)",
+    ),
+    "closed": (
+        lambda m: Closed(adam(m)),
+        "the Adam in its attribute inner, and does not show its param_groups and its state",
+        "self.add_optimizer(optimizer.inner)",
     ),
     "several": (
         lambda m: Several(torch.optim.Adam([m.weight]), torch.optim.SGD([m.bias])),

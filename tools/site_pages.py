@@ -1,0 +1,67 @@
+"""What the site needs besides docs/: the pages at the top of the repository, and links that are right in both places.
+
+MkDocs calls these functions; mkdocs.yml names this file.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+TOP_PAGES = {  # in the repository, and on the site, where README.md would be the first page of a folder
+    "README.md": "about.md",
+    **{name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")},
+}
+TABLES = ("alignment-table", "benchmarks", "oneflow-names", "zoo")  # found by their names, not by each row
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The decisions come last, in their order."""
+    pages = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("0*.md"))
+    decisions = ["decisions/README.md", *(f"decisions/{name}" for name in pages)]
+    assert config.nav is not None
+    config.nav[-1]["Project"].append({"Decisions": decisions})
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """The pages at the top of the repository become pages of the site."""
+    for name, uri in TOP_PAGES.items():
+        files.append(File.generated(config, uri, content=(ROOT / name).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links as the site has them; generated tables and decisions are not searched."""
+    uri = page.file.src_uri
+    if uri.startswith(("decisions/", *TABLES)):
+        page.meta["search"] = {"exclude": True}
+    return links_on_site(markdown, uri)
+
+
+def links_on_site(markdown: str, uri: str) -> str:
+    """The text of the page `uri` of the site, with links that are right there."""
+    place = next((name for name, there in TOP_PAGES.items() if there == uri), f"docs/{uri}")
+    pieces = CODE.split(markdown)  # every second one is code
+    pieces[::2] = [LINK.sub(lambda link: _link(link, place, uri), piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def _link(link: "re.Match[str]", place: str, uri: str) -> str:
+    """A link of a page at `place` in the repository, for the page `uri` of the site; its text if the site has no target."""
+    text, target, anchor = link.groups()
+    if re.match("[a-z]+:", target):
+        return link.group()
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
+    if found not in TOP_PAGES and not found.startswith("docs/"):
+        return str(text)  # code, which is in the repository only
+    there = posixpath.relpath(
+        TOP_PAGES.get(found, found.removeprefix("docs/")), posixpath.dirname(uri) or "."
+    )
+    return f"[{text}]({there}{anchor or ''})"
