@@ -74,7 +74,7 @@ class Together:
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Inside, there will be a build. If there is none, the others are told, which may wait with theirs."""
+        """Inside, there will be a build. If there is none, this is said to the others, which may wait with theirs."""
         try:
             yield
         except (Served, NotPermitted):

@@ -82,7 +82,7 @@ class Agreement:
         return is_ready and store.check([at]) and step >= int(store.get(at))
 
     def not_built(self, error: BaseException) -> None:
-        """Tell those that wait for this rank with their builds that it has none."""
+        """Say to those that wait for this rank with their builds that it has none."""
         self._unbuilt += 1
         if (store := self.ranks.store) is not None:
             said = json.dumps([self.ranks.rank, self._unbuilt, error_line(error)])
