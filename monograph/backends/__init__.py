@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from monograph.backends import aten, exact, inductor
+from monograph.backends import aten, exact, in_stages
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.errors import BackendError, PlanError
@@ -15,7 +15,7 @@ LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
     "auto": aten.lower,
     "aten": aten.lower,
     "exact": exact.lower,
-    "inductor": inductor.lower,
+    "inductor": in_stages.lower,
 }
 
 __all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower"]

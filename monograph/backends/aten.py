@@ -5,6 +5,10 @@ New state is computed where the old one is as far as ops cannot fail there: see 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
 from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.python.generated import generated
 from monograph.backends.python.two_parts import in_two_parts
@@ -26,12 +30,19 @@ _FUSED = 1 << 20  # bytes of gradients that a fused update waits for
 _LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 
 
-def lower(order: LoweringRequest) -> LoweredProgram:
-    """The plan as generated Python; with other kernels only where the settings ask for them."""
+def lower(
+    order: LoweringRequest, parts: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+) -> LoweredProgram:
+    """The plan as generated Python; with other kernels only where the settings ask for them.
+
+    `parts` has compiled functions for subgraphs, by name.
+    """
     plan, stages, choices = program_to_run(order)
     scheduled = _scheduled(order, plan)
     run = _without_updates(plan) if scheduled is None else scheduled.plan
-    runner = Runner(generated(run)) if scheduled is None else in_two_parts(scheduled)
+    runner = (
+        Runner(generated(run, parts=parts)) if scheduled is None else in_two_parts(scheduled, parts=parts)
+    )
     notes = memory_notes(run.memory, plan)
     return LoweredProgram("aten", runner, stages, notes, choices, memory=run.memory, plan=run)
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from monograph.artifact.programs.serialize import program_from_json, program_to_json
-from monograph.backends.inductor import lower
+from monograph.backends.in_stages import lower
 from monograph.backends.lowering import LoweringRequest
 from monograph.checkpoint.errors import Refused
 from monograph.compat.distributed.fake_group import pretend_to_have

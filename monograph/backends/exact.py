@@ -5,9 +5,11 @@ The rest is as on `aten`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ctypes import CDLL
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from torch import fx
 
@@ -48,18 +50,25 @@ from monograph.plan.updates.tail import Tail
 from monograph.runtime.runner import Runner
 
 
-def lower(order: LoweringRequest) -> LoweredProgram:
-    """A plan with a compiled update. Raises BackendError if there is no compiler."""
-    lowering = Lowering(order)
+def lower(
+    order: LoweringRequest, parts: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+) -> LoweredProgram:
+    """A plan with a compiled update; `parts` as for `aten`. Raises BackendError if there is no compiler."""
+    lowering = Lowering(order, parts)
     if lowering.is_empty:
-        return replace(lower_plain(order), backend="exact", notes=("exact: there is nothing to compile",))
+        notes = ("exact: there is nothing to compile",)
+        return replace(lower_plain(order, parts), backend="exact", notes=notes)
     return lowering.finished()
 
 
 class Lowering:
     """What `lower` does, step by step: each names the code that it needs, which may be compiled beside the training."""
 
-    def __init__(self, order: LoweringRequest) -> None:
+    def __init__(
+        self, order: LoweringRequest, instead: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    ) -> None:
+        """`instead` has functions for subgraphs, by name."""
+        self._instead = instead
         self._whole, self._stages, self._choices = program_to_run(order)
         self._plan = in_single_ops(self._whole)
         self._in_place, self._at_once, self._chunk = order.in_place, order.updates_at_once, order.chunk_bytes
@@ -140,7 +149,9 @@ class Lowering:
         own = [node.target for node in rest.program.ops() if makes_memory(node.target)]
         if tail is None:
             watched = Watched(self._plan, frozenset(), self._at_once)
-            return watched.around(Runner(generated(rest, quick=True, own=own))), rest.memory
+            return watched.around(
+                Runner(generated(rest, quick=True, own=own, parts=self._instead))
+            ), rest.memory
         known = frozenset(call for chain, call in calls.items() if not chain.numbers)
         tail = tail.on(rest.program)
         made = schedule(rest, tail, at_once=self._at_once, known=known, chunk_bytes=self._chunk)
@@ -151,7 +162,8 @@ class Lowering:
             for op, items in firsts.items()
         }
         watched = Watched(self._plan, tail.written, self._at_once)
-        return in_two_parts(made, own=own, compiled=loops, watched=watched), made.plan.memory
+        run = in_two_parts(made, own=own, compiled=loops, watched=watched, parts=self._instead)
+        return run, made.plan.memory
 
 
 def _items_of(call: TailCall) -> tuple[Item, ...]:

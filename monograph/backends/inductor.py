@@ -20,7 +20,6 @@ from monograph.backends.lowering import NOTHING_ASSUMED, Assumed, LoweredProgram
 from monograph.backends.python.generated import generated
 from monograph.backends.repeating import Repeating, can_be_repeated
 from monograph.compat.amp import without_autocast
-from monograph.compat.distributed.ops import transfers
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.building.waits import files_reported
 from monograph.compat.inductor.directories import ADVICE, out_of_room, without_any_place
@@ -52,11 +51,6 @@ _LARGE = 2**20  # bytes of a step, from which on it is worth a piece of memory o
 
 def lower(order: LoweringRequest) -> LoweredProgram:
     """Compile a plan. Raises BackendError, naming the op and the user's line, if that cannot be done."""
-    if any(transfers(node.target) for node in order.plan.program.ops()):
-        raise BackendError(
-            "a pipeline sends values from rank to rank, which compiled code does not",
-            hint='config.backend("exact") compiles the update alone',
-        )
     if without_any_place():  # without which Inductor cannot even be imported
         raise nowhere()
     with _inductor.room_to_compile():

@@ -22,7 +22,7 @@ from monograph.ir.meta import form
 from monograph.ir.port import Role
 from tests.distributed.processes import on_ranks
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, Task, compare, tied, whole
-from tests.distributed.training import Case, Wrong, assert_right
+from tests.distributed.training import Case, Wrong, assert_right, run_cases
 from tests.support import assert_same
 
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
@@ -141,13 +141,8 @@ def _without_stages() -> Step:
 
 
 FOUR: dict[str, Case] = {
-    "1f1b sgd": _copies(tied(2), "1F1B", "sgd"),
     "1f1b adamw, everything": _copies(tied(2), "1F1B", "adamw", EVERY),
-    "gpipe foreach, everything": _copies(tied(2), "GPipe", "foreach", EVERY),
-    "zero bubble v, everything": _copies(tied(4), "ZBVZeroBubble", "adamw", EVERY),
-    "images": _copies(IMAGES, "1F1B", "sgd"),
-    "on meta": _copies(tied(2), "1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
-    "resumed": _resumed,
+    "zero 2": _copies(tied(2), "1F1B", "adamw", replace(EVERY, zero=2)),
     "not finite": _not_finite,
     "holds": _holds,
     "one dimension": _refused("nobody has said which", lambda: _step(Extras(), _mesh()["dp"])),
@@ -159,9 +154,16 @@ FOUR: dict[str, Case] = {
         lambda: _step(Extras()),
         lambda: 2 * MICRO_BATCHES * (1 + _mesh().get_local_rank("dp")),
     ),
+}
+MORE: dict[str, Case] = {
+    "1f1b sgd": _copies(tied(2), "1F1B", "sgd"),
+    "gpipe foreach, everything": _copies(tied(2), "GPipe", "foreach", EVERY),
+    "zero bubble v, everything": _copies(tied(4), "ZBVZeroBubble", "adamw", EVERY),
+    "images": _copies(IMAGES, "1F1B", "sgd"),
+    "on meta": _copies(tied(2), "1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
     "zero 1": _copies(tied(2), "1F1B", "adamw", replace(EVERY, zero=1)),
-    "zero 2": _copies(tied(2), "1F1B", "adamw", replace(EVERY, zero=2)),
     "zero 2, sgd": _copies(IMAGES, "1F1B", "sgd", Extras(zero=2)),
+    "resumed": _resumed,
 }
 
 
@@ -169,6 +171,13 @@ FOUR: dict[str, Case] = {
 @pytest.mark.parametrize("case", FOUR)
 def test_copies_of_a_pipeline_equal_copies_of_the_model(case: str, four: Wrong) -> None:
     assert_right(case, four)
+
+
+@pytest.mark.long
+def test_more_copies_of_pipelines() -> None:
+    found = on_ranks(run_cases, __name__, "MORE", ranks=4)
+    for case in MORE:
+        assert_right(case, found)
 
 
 def _saved(directory: str) -> Any:

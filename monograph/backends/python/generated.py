@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,13 +34,19 @@ from monograph.user_code.lines import Origin
 _FILES = count()
 
 
-def generated(plan: Plan, *, quick: bool = False, own: Iterable[Any] = ()) -> Generated:
+def generated(
+    plan: Plan,
+    *,
+    quick: bool = False,
+    own: Iterable[Any] = (),
+    parts: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> Generated:
     """Compile the plan's text once; a call costs no more per op than the call of the op.
 
     A `quick` one calls ops by the functions of torch that take the least time; nobody may look at it while it runs. `own` has
-    functions for what the plan calls besides ops.
+    functions for what the plan calls besides ops, `parts` those that run instead of subgraphs, by name.
     """
-    return Generated(plan, quick=quick, own=own)
+    return Generated(plan, quick=quick, own=own, parts=parts)
 
 
 class Scope:
@@ -154,14 +161,23 @@ class Text:
 class Generated:
     """Runs the generated function. Dispatch modes see the ops of the program, which write over nothing."""
 
-    def __init__(self, plan: Plan, *, quick: bool = False, own: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        quick: bool = False,
+        own: Iterable[Any] = (),
+        parts: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         calls = (
             [Invocation(node.target, node.args, node.kwargs) for node in plan.program.ops()] if quick else []
         )
         scope = Scope(entries={**entries(calls), **{function: function for function in own}})
+        self._parts = parts
         self._plan, self._context = plan, outside_of_function_modes if quick else nullcontext
         self._writes_over = any(item.into for item in (plan, *plan.parts))
         self._text = Text(plan.program, lines_of(plan, scope), scope, {})
+        scope.names |= parts
         self.run = scope.names[plan.program.name]
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -178,7 +194,7 @@ class Generated:
     @cached_property
     def _apart(self) -> Generated:
         parts = tuple(replace(part, into={}) for part in self._plan.parts)
-        return Generated(replace(self._plan, into={}, parts=parts))
+        return Generated(replace(self._plan, into={}, parts=parts), parts=self._parts)
 
     def noted(self, error: Exception) -> Exception:
         """An error that came out of the function, with the user's line."""
@@ -189,6 +205,7 @@ class Generated:
         with profiler_marks() as mark:
             scope = Scope(mark)
             scope.run(lines_of(self._plan, scope, marks=True), "<monograph under a profiler>")
+            scope.names |= self._parts
             made: tuple[Any, ...] = scope.names[self._plan.program.name](*inputs)
             return made
 

@@ -33,10 +33,11 @@ def in_two_parts(
     own: Iterable[Any] = (),
     compiled: Mapping[fx.Node, CompiledUpdate] = MappingProxyType({}),
     watched: Watching | None = None,
+    parts: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Runner:
-    """Runs a step that writes its state in its second part; `own` is as for `generated`, `compiled` as for `StepCode`."""
-    parts = _InTwoParts(schedule, own, compiled, watched)
-    return Runner(parts.run, written=schedule.tail.written, has_begun=parts.has_begun, update=parts.update)
+    """Runs a step that writes its state in its second part; `own` and `parts` are as for `generated`, `compiled` as for `StepCode`."""
+    made = _InTwoParts(schedule, own, compiled, watched, parts)
+    return Runner(made.run, written=schedule.tail.written, has_begun=made.has_begun, update=made.update)
 
 
 class Watching(Protocol):
@@ -72,7 +73,9 @@ class _InTwoParts:
         own: Iterable[Any],
         compiled: Mapping[fx.Node, CompiledUpdate],
         watched: Watching | None,
+        parts: Mapping[str, Callable[..., Any]],
     ) -> None:
+        self._parts = parts
         self._schedule, self._compiled, self._watched = schedule, compiled, watched
         self._own = {function: function for function in own}
         program = schedule.plan.program
@@ -122,6 +125,7 @@ class _InTwoParts:
             "noted": text.noted,
             "begun": self._begun,
             "unsure": self._unsure,
+            **self._parts,
         }
         return scope, code.needed
 
