@@ -46,8 +46,10 @@ struct Run {  // a step that is running
 std::mutex lock;
 char* memory = nullptr;
 size_t room = 0;
-std::unordered_map<void*, int> blocks;  // that are taken from `memory`, and those of the run that is watched
-std::unordered_map<void*, int> watched;
+// Those that are taken from `memory`, and those of the run that is watched. They are never destroyed: when a process ends, threads
+// of a process group may still give blocks back.
+auto& blocks = *new std::unordered_map<void*, int>();
+auto& watched = *new std::unordered_map<void*, int>();
 Run run;
 thread_local bool is_here = false;  // the run is one of this thread
 
@@ -59,7 +61,7 @@ struct Count {  // bytes that are held of what one thread, or all, have taken si
 Count* counting = nullptr;
 std::atomic<bool> counts_everywhere{false};
 thread_local bool counts_here = false;
-std::unordered_set<void*> uncounted;  // blocks of counts that have ended
+auto& uncounted = *new std::unordered_set<void*>();  // blocks of counts that have ended
 c10::DeleterFnPtr free_others = nullptr;
 
 void stop_following() {
