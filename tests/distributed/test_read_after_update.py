@@ -42,14 +42,14 @@ Body = Callable[[Side, torch.Tensor], Any]
 class Step(mg.Graph):
     """A step whose body steps the optimizers itself."""
 
-    def __init__(self, side: Side, body: Body, stage: int) -> None:
+    def __init__(self, side: Side, body: Body, stage: int, backend: str = "aten") -> None:
         super().__init__()
         self.side, self.body = side, body
         for name, model in side.models.items():
             setattr(self, name, model)
         for optimizer in side.optimizers.values():
             self.add_optimizer(optimizer, manual=True)
-        self.config.backend("aten")
+        self.config.backend(backend)
         if stage:
             self.config.enable_zero(stage=stage, shard_min_size=8)
         else:
@@ -67,8 +67,9 @@ def compared(
     *,
     wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel,
     near: bool = False,
+    backend: str = "aten",
 ) -> mg.Graph:
-    """Steps of a body both ways: what it returns and all parameters are the same."""
+    """Steps of a body both ways: what it returns and all parameters are the same, or near if the step is compiled."""
     torch.manual_seed(0)
     made = make()
     wrapped = {
@@ -76,7 +77,7 @@ def compared(
         for name, model in copy.deepcopy(made).items()
     }
     eager, ours = Side(wrapped), Side(made)
-    graph = Step(ours, body, stage)
+    graph = Step(ours, body, stage, backend)
     batches = torch.Generator().manual_seed(rank)
     equal: Any = torch.testing.assert_close if near else assert_same
     for _ in range(3):
@@ -87,11 +88,12 @@ def compared(
         equal(expected.detach().clone(), whole(found))
         for name, model in eager.models.items():
             for a, b in zip(model.parameters(), made[name].parameters(), strict=True):
-                assert_same(a.detach(), whole(b))
+                (assert_same if backend == "aten" else torch.testing.assert_close)(a.detach(), whole(b))
+    assert graph.builds[0].backend == backend, graph.builds[0].notes
     return graph
 
 
-def two_networks(rank: int, stage: int) -> None:
+def two_networks(rank: int, stage: int, backend: str = "aten") -> None:
     """The second of two networks learns from the first one as it is after its update, which is gathered then and no more."""
 
     def body(side: Side, x: torch.Tensor) -> Any:
@@ -107,7 +109,15 @@ def two_networks(rank: int, stage: int) -> None:
         side.optimizers["first"].step()
         return loss
 
-    graph = compared(rank, stage, lambda: {"first": net(6, 6), "second": net(6, 1)}, body)
+    nets = {"first": (6, 6), "second": (6, 1)}
+    graph = compared(
+        rank,
+        stage,
+        lambda: {name: net(*sizes) for name, sizes in nets.items()},
+        body,
+        near=backend != "aten",
+        backend=backend,
+    )
     if stage in (1, 2):
         gathers = [op for op, _ in calls_in_order(graph.builds[0].program) if "all_gather" in str(op)]
         assert len(gathers) == 2  # of the second network after its update, of the first one at the end
@@ -269,3 +279,14 @@ QUICK: dict[str, Case] = {
 @pytest.mark.parametrize("case", QUICK)
 def test_updates_are_read_whole(case: str, quick: Wrong) -> None:
     assert_right(case, quick)
+
+
+LONG: dict[str, Case] = {
+    f"compiled, stage {stage}": partial(two_networks, stage=stage, backend="inductor") for stage in (1, 3)
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG)
+def test_compiled_updates_are_read_whole(case: str, long: Wrong) -> None:
+    assert_right(case, long)
