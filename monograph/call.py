@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import methodcaller
@@ -132,8 +131,8 @@ def run_again(graph: Internals, build: Build, args: tuple[Any, ...]) -> Any:
 
 def is_alone(graph: Internals, build: Build) -> bool:
     """True if a step by this build is its program and nothing else: no look for mistakes, no code that is to come."""
-    registry, first, optimizers = graph.registry, graph.first_state, graph.registry.optimizers
-    is_watched = bool(optimizers) and graph.mistakes.may_be_new(build.number, optimizers, graph.store.steps)
+    registry, first = graph.registry, graph.first_state
+    is_watched = bool(registry.optimizers) and _is_unlike_before(graph, build)
     in_wait = build.number in graph.upgrades.pending or registry.averages or first.waiting or first.shown
     return not (
         build.communicates or is_watched or in_wait or num_dispatch_modes() or torch.is_anomaly_enabled()
@@ -164,22 +163,6 @@ def call_eagerly(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]
     with graph.store.lock:
         padded = PaddedStep(graph, graph.formed(args, kwargs), is_eager=True)
         return padded.finish(eager_call(graph, *padded.arguments))
-
-
-def guarded(build: Callable[..., Any]) -> Callable[..., Any]:
-    """build() with a warning when it is called by hand."""
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(RUNNING, "graph", None) is None and "_monograph" in self.__dict__:
-            warnings.warn(
-                f"build() of {self.name} was called directly: it runs eagerly, once; call the graph itself instead",
-                stacklevel=2,
-            )
-        return build(self, *args, **kwargs)
-
-    run.__wrapped__ = build  # type: ignore[attr-defined]
-    run.__name__, run.__doc__, run.__qualname__ = build.__name__, build.__doc__, build.__qualname__
-    return run
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
@@ -214,10 +197,10 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
         leaves = arguments[0] if read is None else read.leaves
         reading = partial(graph.read, *arguments)
         build = upgrades.next_build(graph.cache, build, graph.store.steps, leaves, reading)
-    registry, mistakes = graph.registry, graph.mistakes
-    if registry.optimizers and mistakes.may_be_new(build.number, registry.optimizers, graph.store.steps):
+    registry = graph.registry
+    if registry.optimizers and _is_unlike_before(graph, build):
         steps = build.captured.steps
-        mistakes.before_step(graph.name, registry.optimizers, registry.modules, build.number, steps)
+        graph.mistakes.before_step(graph.name, registry.optimizers, registry.modules, build.number, steps)
     fault = ""
     try:
         return _run_build(graph, build, read, arguments)
@@ -244,6 +227,22 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
     if fault:
         return _run_beside(graph, build, read or graph.read(*arguments), fault, arguments)
     return _run_build(graph, build, read, arguments)
+
+
+def _is_unlike_before(graph: Internals, build: Build) -> bool:
+    """True if the step is to be looked at for mistakes: an early one, or modules changed their mode, or a scheduler moved."""
+    mistakes, steps = graph.mistakes, graph.store.steps
+    watched = mistakes.watched.get(build.number)
+    if watched is None or mistakes.is_young:
+        return True
+    ahead = mistakes.ahead
+    if ahead is None:
+        ahead = mistakes.note_places(graph.registry.optimizers, steps)
+    if any(scheduler.last_epoch == steps + more + 1 for scheduler, more in ahead):
+        mistakes.look_again(steps)
+        return True
+    present = [(root(), mode) for root, mode in watched]
+    return any(root is None or root.training is not mode for root, mode in present)
 
 
 def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arguments) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,13 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from monograph import inspected
 from monograph.amp import StaticGradScaler
 from monograph.block import Block
-from monograph.call import call, call_eagerly, compile_only, guarded
+from monograph.call import call, call_eagerly, compile_only
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, MissingBuildError
 from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import graph_text
-from monograph.internals.internals import Internals, initialised
+from monograph.internals.internals import RUNNING, Internals, initialised
 from monograph.internals.kind import Kind
 from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
@@ -58,7 +59,7 @@ class Graph:
         cls._monograph_kind = cls._monograph_kind.of_subclass(block, last)
         if "build" in cls.__dict__:
             check_runs_at_once(cls.__dict__["build"], f"build() of {cls.__name__}")
-            cls.build = guarded(cls.__dict__["build"])  # type: ignore[method-assign]
+            cls.build = _guarded(cls.__dict__["build"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         kind = type(self)._monograph_kind
@@ -266,3 +267,19 @@ class Graph:
     def __setstate__(self, state: dict[str, Any]) -> None:
         made = Internals.restored(self, type(self)._monograph_kind, state)
         self.__dict__.update(state, _monograph=made)
+
+
+def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:
+    """build() with a warning when it is called by hand."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(RUNNING, "graph", None) is None and "_monograph" in self.__dict__:
+            warnings.warn(
+                f"build() of {self.name} was called directly: it runs eagerly, once; call the graph itself instead",
+                stacklevel=2,
+            )
+        return build(self, *args, **kwargs)
+
+    run.__wrapped__ = build  # type: ignore[attr-defined]
+    run.__name__, run.__doc__, run.__qualname__ = build.__name__, build.__doc__, build.__qualname__
+    return run

@@ -24,6 +24,7 @@ _NUM_SHOWN = 3  # names in a list
 _STEPS = 16  # of a graph after which its schedulers are looked at less closely: a loop that steps them each time has done so
 _LOCK = threading.Lock()
 Modules = Callable[[], Mapping[str, nn.Module]]  # those that a graph holds
+Places = list[tuple[LRScheduler, int]]  # how far schedulers are ahead of the steps of a graph
 # where graphs have left the schedulers that they step; several may step one
 _LEFT_AT: weakref.WeakKeyDictionary[LRScheduler, _Left] = weakref.WeakKeyDictionary()
 
@@ -68,7 +69,7 @@ class Mistakes:
         self._steps = 0
         self.is_young = True  # in the first steps, which are looked at more closely
         self._until = _STEPS  # so long
-        self._ahead: list[tuple[LRScheduler, int]] | None = None  # how far schedulers are ahead of the steps
+        self.ahead: Places | None = None
         # by number of a build the modules that it trains, and the modes that these had
         self.watched: dict[int, list[tuple[weakref.ref[nn.Module], bool]]] = {}
 
@@ -99,34 +100,16 @@ class Mistakes:
                 "made; make the optimizer when the model is complete, or call optimizer.add_param_group()",
             )
 
-    def may_be_new(self, number: int, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
-        """True if a step is to be looked at: an early one, or modules changed their mode, or a scheduler was moved.
+    def note_places(self, optimizers: Sequence[RegisteredOptimizer], steps: int) -> Places:
+        """Note how far the schedulers of optimizers are ahead of the steps that the graph has made."""
+        counting = (_counting(item.scheduler) for item in optimizers)
+        self.ahead = [(item, item.last_epoch - steps) for item in counting if isinstance(item, LRScheduler)]
+        return self.ahead
 
-        `number` is that of its build; `steps` are those that the graph has made.
-        """
-        watched = self.watched.get(number)
-        if watched is None or self.is_young:
-            return True
-        if any(
-            root is None or root.training is not mode for root, mode in ((ref(), on) for ref, on in watched)
-        ):
-            return True
-        return self._is_ahead(optimizers, steps)
-
-    def _is_ahead(self, optimizers: Sequence[RegisteredOptimizer], steps: int) -> bool:
-        """True, once, if a scheduler was stepped besides, as at the end of an epoch: the next epoch is looked at closely."""
-        if self._ahead is None:
-            places = [(item.scheduler, _place_of(item.scheduler)) for item in optimizers]
-            self._ahead = [
-                (scheduler, place - steps)
-                for scheduler, place in places
-                if isinstance(scheduler, LRScheduler) and place is not None
-            ]
-        if all(_place_of(scheduler) != steps + ahead + 1 for scheduler, ahead in self._ahead):
-            return False
-        self._ahead = []
+    def look_again(self, steps: int) -> None:
+        """A scheduler was stepped besides, as at the end of an epoch: the next epoch is looked at closely, once."""
+        self.ahead = []
         self.is_young, self._until = True, self._steps + 2 * steps
-        return True
 
     def before_step(
         self,
@@ -244,9 +227,13 @@ def _versions(registered: RegisteredOptimizer) -> int:
 
 
 def _place_of(scheduler: Any) -> int | None:
-    inner = schedulers_inside(scheduler)  # a ChainedScheduler counts in those that it holds
-    place = getattr(scheduler, "last_epoch", None)
-    return _place_of(inner[0]) if place is None and inner else place
+    return getattr(_counting(scheduler), "last_epoch", None)
+
+
+def _counting(scheduler: Any) -> Any:
+    """The scheduler that counts: a ChainedScheduler does so in those that it holds."""
+    inner = schedulers_inside(scheduler)
+    return _counting(inner[0]) if getattr(scheduler, "last_epoch", None) is None and inner else scheduler
 
 
 def _stepped(parameter: torch.Tensor) -> _Stepped:

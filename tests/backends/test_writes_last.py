@@ -116,5 +116,5 @@ def test_a_buffer_is_filled_when_it_is_needed_first(monkeypatch: pytest.MonkeyPa
     zeros, more, last = Kernel("zeros"), Kernel("zeros_more"), Kernel("zeros_for_nobody")
     forward, backward = Kernel("forward"), Kernel("backward", needs=["forward"])
     add, again = Kernel("add", needs=["backward", "zeros", "zeros_more"]), Kernel("again", needs=["zeros"])
-    order = _writes_last._fills_late([zeros, last, forward, more, backward, add, again])
+    order = _writes_last._when_needed([zeros, last, forward, more, backward, add, again])
     assert order == [last, forward, backward, zeros, more, add, again]
