@@ -323,6 +323,7 @@ def test_a_step_in_eager_mode_is_that_of_the_graph(case: str, quick: Wrong) -> N
 
 
 @pytest.mark.long
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", LONG)
 def test_more_steps_in_eager_mode(case: str, long: Wrong) -> None:
     assert_right(case, long)
