@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from monograph.ir.call.dims import Arguments, dims_in, with_sizes
 from monograph.ir.call.signature import read_call
 from monograph.state.find import Owned
 from monograph.state_dict.parts import read_state
-from monograph.user_code.lines import user_place
+from monograph.user_code.lines import warn_at_user_line
 
 _NUM_SHOWN = 3  # names in a warning
 
@@ -156,13 +155,9 @@ def _look_at_mode(name: str, step: Step, owned: Owned) -> None:
     moved = [port.path for _, port in step.program.updates()]
     if draws or moved:
         what = ["draws random numbers"] * draws + [f"changes {', '.join(moved[:_NUM_SHOWN])}"] * bool(moved)
-        place = user_place()
-        warnings.warn_explicit(
+        warn_at_user_line(
             f"{name} is saved as it was called in train() mode: it {' and '.join(what)}; if it is to predict, call "
-            "model.eval(), then the graph, and save it before model.train()",
-            UserWarning,
-            place.file or "monograph",
-            place.line or 1,
+            "model.eval(), then the graph, and save it before model.train()"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from monograph.compat.optimizers import schedulers_inside, watch_clipping
 from monograph.compat.tensors import version_of
 from monograph.state.find import Owned, RegisteredOptimizer
-from monograph.user_code.lines import user_place
+from monograph.user_code.lines import warn_at_user_line
 
 _NUM_SHOWN = 3  # names in a list
 _STEPS = 16  # of a graph after which its schedulers are looked at less closely: a loop that steps them each time has done so
@@ -204,8 +203,7 @@ class Mistakes:
     def _tell(self, what: str, message: str) -> None:
         if what not in self._reported:
             self._reported.add(what)
-            place = user_place()
-            warnings.warn_explicit(message, UserWarning, place.file or "monograph", place.line or 1)
+            warn_at_user_line(message)
 
 
 def left_schedulers(optimizers: Sequence[RegisteredOptimizer]) -> None:

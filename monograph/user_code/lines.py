@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Container
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -57,6 +58,12 @@ class Origin:
 def user_place(frame: FrameType | None = None) -> Origin:
     """The innermost user line on the stack of `frame`, by default the caller's."""
     return Origin(*user_line(frame or sys._getframe(1)))
+
+
+def warn_at_user_line(message: str) -> None:
+    """A UserWarning for the user's code, at its line."""
+    place = user_place()
+    warnings.warn_explicit(message, UserWarning, place.file or "monograph", place.line or 1)
 
 
 def user_line(frame: FrameType | None) -> tuple[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import compute_sizes
 from monograph.layout import Layout, contiguous_stride
-from monograph.user_code.lines import Origin, user_place
+from monograph.user_code.lines import Origin, warn_at_user_line
 
 
 def compose(
@@ -153,13 +152,9 @@ class _Writer:
         if result.shape[0] == 1 or any(count and result.shape[0] % count == 0 for count in rows):
             return
         one, rest = list(result.shape), list(result.shape[1:])
-        place = user_place()
-        warnings.warn_explicit(
+        warn_at_user_line(
             f"a result of shape {one} is no batch of the micro-batches: {self.steps} of them are joined to "
-            f"{[one[0] * self.steps, *rest]}; return x.unsqueeze(0) for {[self.steps, *one]}",
-            UserWarning,
-            place.file,
-            place.line,
+            f"{[one[0] * self.steps, *rest]}; return x.unsqueeze(0) for {[self.steps, *one]}"
         )
 
     def _input(self, port: Port, index: int) -> fx.Node:
