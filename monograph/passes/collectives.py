@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import torch
@@ -14,6 +14,7 @@ from monograph.distributed.programs.begun import GATHER, TOGETHER, Begun, Ready,
 from monograph.distributed.programs.gather_again import gather_again
 from monograph.distributed.programs.merge import merge
 from monograph.ir.meta import UPDATE_PHASE, computes, form, labels, origin
+from monograph.ir.ops.arithmetic import flops
 from monograph.ir.program import Program
 from monograph.passes.effects import is_elementwise
 
@@ -22,6 +23,8 @@ _PART, _WRITE_PART, _COPY = _aten.slice.Tensor, _aten.slice_scatter.default, _at
 FIRST_BYTES: Final = 1 << 20  # of the first bucket, so that something is on its way early
 BUCKET_BYTES: Final = 25 << 20  # of others at most, as DistributedDataParallel has them
 _BUCKETS: Final = 8  # of all that is reduced: the last one is waited for
+_GATHERS: Final = 4  # of all that is gathered: two of them are held at a time
+_AT_ONCE: Final = 0.01  # of the arithmetic of a step: what comes within that of a bucket joins it
 
 
 def merge_collectives(program: Program) -> Program:
@@ -101,25 +104,43 @@ def _kinds_in_order(graph: fx.Graph) -> list[object]:
 
 
 def _buckets(begun: Sequence[Begun], ready: Ready) -> Iterator[list[Begun]]:
-    """Those that may be one, in order: none is read before what the last of them adds is there."""
-    open_ones: dict[object, list[Begun]] = {}
-    full = set[object]()
-    usual = min(BUCKET_BYTES, max(FIRST_BYTES, sum(map(_nbytes, begun)) // _BUCKETS))
+    """Those that may be one, in order: none is read before what the last of them adds is there.
+
+    A bucket is full at its usual size, unless what comes next is there at the same time: two would be no earlier than one.
+    """
+    bucket: list[Begun] = []
+    limit, usual = FIRST_BYTES, _usual(begun, _BUCKETS)
+    done = [0, *accumulate(map(flops, ready.place))]  # before each op
+
+    def between(first: Begun, second: Begun) -> int:
+        return done[ready.of(second.given) + 1] - done[ready.of(first.given) + 1]
+
     for item in begun:
-        bucket = open_ones.setdefault(item.kind, [])
-        limit = usual if item.kind in full else FIRST_BYTES
-        held = sum(map(_nbytes, bucket))
+        held, nbytes = sum(map(_nbytes, bucket)), _nbytes(item)
         late = ready.of(item.given) >= min(map(ready.first_use, bucket), default=ready.end)
-        if bucket and (late or held + _nbytes(item) > limit):
-            full.add(item.kind)
+        is_full = held + nbytes > limit and 2 * held >= limit
+        comes_later = bucket and between(bucket[-1], item) > _AT_ONCE * done[-1]
+        if bucket and (late or held + nbytes > BUCKET_BYTES or (is_full and comes_later)):
             yield bucket
-            bucket = open_ones[item.kind] = []
+            bucket, limit = [], usual
         bucket.append(item)
-    yield from filter(None, open_ones.values())
+    if bucket:
+        yield bucket
+
+
+def _usual(begun: Iterable[Begun], number: int) -> int:
+    """The bytes of a bucket of some, where all are to be so many."""
+    return min(BUCKET_BYTES, max(FIRST_BYTES, sum(map(_whole_nbytes, begun)) // number))
 
 
 def _nbytes(item: Begun) -> int:
+    """What it sends."""
     return item.numel * item.form.dtype.itemsize
+
+
+def _whole_nbytes(item: Begun) -> int:
+    """The larger of what it sends and what it makes."""
+    return _nbytes(item) * (item.count if item.op is GATHER else 1)
 
 
 def _begin_early(bucket: Sequence[Begun], ready: Ready) -> None:
@@ -142,11 +163,12 @@ def _after(there: fx.Node, nodes: Sequence[fx.Node], ready: Ready) -> list[fx.No
 
 
 def _merge_gathers(graph: fx.Graph) -> None:
-    ready = Ready(graph)
+    ready, found = Ready(graph), _begun_in(graph, gathers=True)
     bucket: list[Begun] = []
-    for item in [*_begun_in(graph, gathers=True), None]:
+    usual = _usual((item for item in found if _phase(item) != UPDATE_PHASE), _GATHERS)
+    for item in [*found, None]:
         joins = item is not None and bucket and item.kind == bucket[0].kind
-        if joins and item is not None and _may_join(item, bucket, ready):
+        if joins and item is not None and _may_join(item, bucket, ready, usual):
             bucket.append(item)
             continue
         if len(bucket) > 1:
@@ -161,12 +183,12 @@ def _merge_gathers(graph: fx.Graph) -> None:
         bucket = [] if item is None else [item]
 
 
-def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready) -> bool:
+def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready, usual: int) -> bool:
     """True for a gather that nothing reads what is gathered before, and for a small one of state that may begin earlier."""
-    held = sum(map(_nbytes, bucket))
+    held = sum(map(_whole_nbytes, (*bucket, item)))
     if ready.place[item.begin] < min(map(ready.first_read, bucket)):
-        return _phase(item) != UPDATE_PHASE or (held + _nbytes(item)) * item.count <= BUCKET_BYTES
-    return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held + _nbytes(item) <= FIRST_BYTES
+        return _phase(item) != UPDATE_PHASE or held <= BUCKET_BYTES
+    return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held <= usual
 
 
 def _gather_ahead(graph: fx.Graph) -> None:

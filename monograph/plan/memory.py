@@ -8,10 +8,12 @@ from itertools import chain
 
 from torch import fx
 
+from monograph.distributed.programs.collectives import awaited_by
 from monograph.ir.meta import computes, origin
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Shown, Storage
+from monograph.plan.workspace import sent_copy_bytes
 from monograph.user_code.lines import Origin
 
 
@@ -28,7 +30,8 @@ class Moment:
 class Holder:
     """What holds memory at the peak: the op that made it. `kind` is "result", "state", "temporary" or "inside".
 
-    "state" is new state that waits for the end of the step; "inside" is what a part holds while it runs.
+    "state" is new state that waits for the end of the step; "inside" is what a part holds while it runs, or a collective until
+    it is done.
     """
 
     node: str
@@ -111,6 +114,7 @@ class _Held:
             str, frozenset[Storage]
         ] = {}  # by value, since each is asked for when it is made and when it is freed
         self.values: dict[Storage, int] = {}
+        self.sent: dict[fx.Node, int] = {}  # the bytes of copies that collectives hold
         self.nbytes = 0
 
     def run(self, node: fx.Node) -> int:
@@ -120,6 +124,11 @@ class _Held:
             if storage not in self.values:
                 self.nbytes += storage.nbytes
             self.values[storage] = self.values.get(storage, 0) + 1
+        if copied := sent_copy_bytes(node):
+            self.sent[node] = copied
+            self.nbytes += copied
+        elif (awaited := awaited_by(node)) is not None:
+            self.nbytes -= self.sent.pop(awaited, 0)
         return max(self.nbytes, before + self._inside(node))
 
     def free(self, names: Iterable[str]) -> None:
@@ -164,6 +173,7 @@ def _holders(
         Holder(item.maker, kinds.get(item, "temporary"), item.nbytes, origin(makers[item.maker]))
         for item in held.values
     ]
+    found += [Holder(node.name, "inside", copied, origin(node)) for node, copied in held.sent.items()]
     if peak.running_bytes > held.nbytes:
         inside = peak.running_bytes - held.nbytes
         found.append(Holder(peak.node, "inside", inside, origin(makers[peak.node])))

@@ -1,4 +1,4 @@
-"""Bytes of results whose size only their kernel knows."""
+"""Bytes that descriptions of values do not have: of results whose size only their kernel knows, of what is being sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import copied_by_gloo
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
+from monograph.distributed.programs.collectives import begins_collective
 from monograph.ir.meta import TensorMeta, form
 
 _RECURRENT: Final = torch.ops.aten.mkldnn_rnn_layer.default
@@ -71,3 +73,14 @@ def _tried(steps: int, shape: tuple[int, ...], dtype: torch.dtype, how: tuple[An
     except RuntimeError:  # a layer that this library does not take
         return 0
     return int(made[_WORKSPACE].untyped_storage().nbytes())
+
+
+def sent_copy_bytes(node: fx.Node) -> int:
+    """The bytes of the copy that a process group on processors holds of what a collective sends or makes, until that is waited for."""
+    if not begins_collective(node):
+        return 0
+    made = form(node)
+    if made is None or made.device.type != "cpu":
+        return 0
+    given = sum(item.extent for source in node.all_input_nodes if (item := form(source)) is not None)
+    return copied_by_gloo(node.target, given, made.extent)

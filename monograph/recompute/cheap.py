@@ -10,7 +10,7 @@ from torch import fx
 from monograph.compat.ops import OpOverload, is_pointwise, packet_name
 from monograph.ir.memory import is_view
 from monograph.ir.meta import frozen, metas, value
-from monograph.recompute.arithmetic import flops
+from monograph.ir.ops.arithmetic import flops
 from monograph.recompute.problem import Problem
 from monograph.recompute.schedule import Schedule
 from monograph.recompute.solve import least_within

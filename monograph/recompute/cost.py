@@ -15,10 +15,10 @@ from monograph.compat.modes import outside_of_modes
 from monograph.ir.evaluate import example
 from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, frozen, metas, value
+from monograph.ir.ops.arithmetic import flops
 from monograph.ir.printer import spell_target
 from monograph.kernels.tuned import remembered
 from monograph.plan.updates.failing import can_fail
-from monograph.recompute.arithmetic import flops
 
 _RUNS: Final = 3, 12  # at least, and at most as long as they take
 _ENOUGH: Final = 0.03  # seconds

@@ -25,11 +25,11 @@ import monograph as mg
 from monograph.compat.distributed.groups import group_size
 from monograph.distributed.planning.report import RanksPlan
 from monograph.distributed.programs.transfers import transfers_of
+from monograph.runtime.one_piece import most_allocated
 from tests.distributed.counted import Sent, count_from_now_on, counted, payload
 from tests.distributed.processes import on_ranks
 from tests.distributed.test_planning import Staged
 from tests.distributed.training import OPTIMIZERS, WORKLOADS, Step, Trained, eager_step, local
-from tests.plan.test_schedule import Tracked
 
 STAGES = {"parallel": None, "zero1": 1, "zero2": 2, "zero3": 3}
 LAYOUTS = ("ddp", *STAGES, "fully_shard")
@@ -44,7 +44,7 @@ class Measured:
     foretold: tuple[int, int] = (0, 0)  # collectives of the build, and their payload
     parameter_bytes: int = 0
     optimizer_bytes: int = 0
-    peak_bytes: int = 0
+    peaks: tuple[int, ...] = ()
     planned_peak_bytes: int = 0
 
 
@@ -54,6 +54,9 @@ def sharded(model: nn.Module) -> nn.Module:
         if type(module).__name__ in ("Block", "InvertedResidual"):
             fully_shard(module)
     return fully_shard(model)
+
+
+KERNELS = 6000  # bytes that kernels of these small models take for themselves, which plans leave out
 
 
 def wrapped(layout: str, model: nn.Module) -> nn.Module:
@@ -79,19 +82,15 @@ def measured(workload: str, layout: str, rank: int, *, eager: bool) -> Measured:
     step(*batch)
     with counted() as sent:
         step(*batch)
-    known = [*parts_of(trained.model.parameters()), *parts_of(states_of(trained.optimizer))]
-    peaks = []
-    for _ in range(3):  # threads of gloo may let go of what was sent a little later
-        with Tracked([*known, *trained.model.buffers(), *batch]) as tracked:
-            step(*batch)
-        peaks.append(tracked.peak)
+    # threads of gloo let go of what was sent a little sooner or later
+    peaks = tuple(most_allocated(lambda: step(*batch), everywhere=True) or 0 for _ in range(10))
     transfers = [*transfers_of(step.builds[0].program, group_size)]
     return Measured(
         tuple(sent),
         (len(transfers), sum(item.payload_bytes for item in transfers)),
         held(parts_of(trained.model.parameters())),
         held(parts_of(states_of(trained.optimizer))),
-        min(peaks),
+        peaks,
         step.memory(*batch).peak_bytes,
     )
 
@@ -267,4 +266,8 @@ def test_the_peak_is_that_of_the_plan(workload: str, ranks: int) -> None:
         wanted = item.planned_peak_bytes
         if layout != "fully_shard":
             wanted = planned(workload, layout, ranks).ranks[0].peak_bytes
-        assert item.peak_bytes == pytest.approx(wanted, rel=0.02), layout
+        assert any(0 <= peak - wanted <= 0.02 * wanted + KERNELS for peak in item.peaks), (
+            layout,
+            wanted,
+            item.peaks,
+        )

@@ -56,7 +56,9 @@ def rows_are_updated_in_place(rank: int, stage: int) -> None:
         assert_same(parameter.detach(), ours.detach(), name)
     (build,) = step.builds
     whole = sum(item.nbytes for item in base.parameters())
-    assert build.memory.peak_bytes < 2.3 * whole, build.memory.peak_bytes / whole
+    copied_by_group = sum(holder.nbytes for holder in build.memory.holders if holder.kind == "inside")
+    assert copied_by_group == 1.5 * WIDTH * WIDTH * 4 * 4  # the first bucket and the last, half of it
+    assert build.memory.peak_bytes - copied_by_group < 2.3 * whole, build.memory.peak_bytes / whole
 
 
 def collectives_are_awaited_as_they_begin(rank: int) -> None:
@@ -71,29 +73,35 @@ def collectives_are_awaited_as_they_begin(rank: int) -> None:
     assert all(place[one] < place[other] for one, other in pairwise(begun))
 
 
-def compiled_code_holds_what_is_planned(rank: int, stage: int) -> None:
-    """By torch's allocator, with what the process group takes for its copies; a thread of it may free these later."""
+def steps_hold_what_is_planned(rank: int, stage: int, backend: str) -> None:
+    """By torch's allocator, with the copies of the process group, which a thread frees when it has sent them: sooner or later."""
     step = Step(_model(), stage)
-    step.config.backend("inductor")
+    step.config.backend(backend)
     x = torch.randn(4, WIDTH)
     for _ in range(3):
         step(x)
     (build,) = step.builds
-    assert build.backend == "inductor", build.notes
+    assert build.backend == backend, build.notes
     nodes = [moment.node for moment in build.memory.timeline]
     before_first_wait = nodes[: next(place for place, node in enumerate(nodes) if node.startswith("wait"))]
     assert len({node for node in before_first_wait if node.startswith("all_gather")}) <= 2, nodes
-    most = min(most_allocated(lambda: step(x), everywhere=True) or 0 for _ in range(10))
-    assert most == pytest.approx(build.memory.peak_bytes, rel=0.02), (
-        most,
-        build.memory.peak_bytes,
+    runs = [most_allocated(lambda: step(x), everywhere=True) or 0 for _ in range(10)]
+    planned = build.memory.peak_bytes
+    assert any(most == pytest.approx(planned, rel=0.02) for most in runs), (
+        planned,
+        runs,
         build.memory.holders,
     )
 
 
 QUICK: dict[str, Case] = {
     f"stage {stage}": partial(rows_are_updated_in_place, stage=stage) for stage in (1, 2)
-} | {"order": collectives_are_awaited_as_they_begin}
+}
+QUICK |= {
+    f"single ops, stage {stage}": partial(steps_hold_what_is_planned, stage=stage, backend="aten")
+    for stage in (1, 2, 3)
+}
+QUICK["order"] = collectives_are_awaited_as_they_begin
 
 
 @pytest.mark.every_case
@@ -103,7 +111,8 @@ def test_memory(quick: Wrong, case: str) -> None:
 
 
 LONG: dict[str, Case] = {
-    f"compiled, stage {stage}": partial(compiled_code_holds_what_is_planned, stage=stage) for stage in (2, 3)
+    f"compiled, stage {stage}": partial(steps_hold_what_is_planned, stage=stage, backend="inductor")
+    for stage in (2, 3)
 }
 
 

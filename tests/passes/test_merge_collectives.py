@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 
@@ -92,6 +93,18 @@ def test_buckets_begin_when_their_last_gradient_is_there(monkeypatch) -> None:
     order = [str(node.target).split(".")[1] for node in made.graph.nodes if node.op == "call_function"]
     kept = [name for name in order if name in ("sin", "all_reduce", "wait_tensor")]
     assert kept == ["sin"] * 2 + ["all_reduce"] + ["sin"] * 2 + ["all_reduce"] + ["wait_tensor"] * 2
+
+
+@pytest.mark.parametrize(("inputs", "number"), [(1, 1), (2, 4)])
+def test_a_full_bucket_takes_what_is_there_at_the_same_time(monkeypatch, inputs: int, number: int) -> None:
+    """Where nothing is computed in between that takes time, a second collective would be no earlier."""
+    monkeypatch.setattr(collectives, "FIRST_BYTES", 64)
+    steps = Steps((4, 4))
+    *_, x = (node for node in steps.graph.nodes if node.target is aten.sin.default)
+    for _ in range(3):
+        x = steps.op(aten.mm.default if inputs == 2 else aten.cos.default, *[x] * inputs, like=x)
+        steps.results.append(steps.mean(x))
+    assert len(list(calls_in_order(merged(steps.finish())))) == number
 
 
 def test_the_numbers_stay(monkeypatch) -> None:

@@ -3,5 +3,5 @@
 In: a graph, the arguments of a step, how many processes there would be. Out: a plan of them, or the error of a step
 that could not run. Imports `backends`, `capture`, `capture/accumulation`, `capture/step`, `compiler`, `distributed`,
 `distributed/agreement`, `distributed/pipeline`, `distributed/programs`, `inspect/memory`, `internals`, `ir`, `ir/call`,
-`passes`, `plan`, `recompute`, `runnable`, `state`.
+`ir/ops`, `passes`, `plan`, `runnable`, `state`.
 """

@@ -19,10 +19,10 @@ from monograph.distributed.programs.collectives import awaited_by
 from monograph.distributed.programs.transfers import SENDS, Transfer, transfer_of
 from monograph.ir.memory import is_view
 from monograph.ir.meta import computes, form, metas, output_nodes, value
+from monograph.ir.ops.arithmetic import flops
 from monograph.ir.port import Role
 from monograph.ir.printer import short_target
 from monograph.ir.program import Program
-from monograph.recompute.arithmetic import flops
 
 _aten = torch.ops.aten
 # what only some ranks do to what they send: parts of other sizes are padded, or copied
