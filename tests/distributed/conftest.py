@@ -1,4 +1,4 @@
-"""What the cases of a module find wrong: those in its tables `QUICK` and `LONG` on two ranks, those in `FOUR` on four."""
+"""What the cases of a module find wrong: those in its tables `QUICK`, `LONG` and `SWEEP` on two ranks, those in `FOUR` on four."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def quick(request: pytest.FixtureRequest) -> Wrong:
 @pytest.fixture(scope="module")
 def long(request: pytest.FixtureRequest) -> Wrong:
     return on_ranks(run_cases, request.module.__name__, "LONG")
+
+
+@pytest.fixture(scope="module")
+def sweep(request: pytest.FixtureRequest) -> Wrong:
+    return on_ranks(run_cases, request.module.__name__, "SWEEP")
 
 
 @pytest.fixture(scope="module")

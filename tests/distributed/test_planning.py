@@ -337,7 +337,10 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, plan.world_size, *
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("script", "ranks", "most"), [(LARGE, 1024, 6000), (DEEP, 64, 12_000)])
+@pytest.mark.parametrize(
+    ("script", "ranks", "most"),
+    [(LARGE, 1024, 6000), pytest.param(DEEP, 64, 12_000, marks=pytest.mark.ranks)],
+)
 def test_many_ranks_take_little_memory(script: str, ranks: int, most: int):
     said = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True

@@ -450,13 +450,15 @@ QUICK: dict[str, Case] = {
     },
     "AdamW": partial(trained, make=adamw),
 }
-LONG: dict[str, Case] = {
-    **{
+LONG: dict[str, Case]
+SWEEP: dict[str, Case]
+LONG, SWEEP = (
+    {
         f"{workload} {optimizer}": partial(_workload, workload=workload, optimizer=optimizer)
         for workload in ALL
-        for optimizer in ("adamw", "sgd")
-    },
-}
+    }
+    for optimizer in ("adamw", "sgd")
+)
 
 
 @pytest.mark.every_case
@@ -469,3 +471,10 @@ def test_a_graph_does_as_eager_mode(case: str, quick: Wrong) -> None:
 @pytest.mark.parametrize("case", LONG)
 def test_training_is_that_of_eager_mode(case: str, long: Wrong) -> None:
     assert_right(case, long)
+
+
+@pytest.mark.long
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", SWEEP)
+def test_training_by_sgd_is_that_of_eager_mode(case: str, sweep: Wrong) -> None:
+    assert_right(case, sweep)

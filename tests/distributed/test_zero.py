@@ -361,16 +361,18 @@ QUICK: dict[str, Case] = {
     for check in CHECKS
     for stage in (1, 2, 3)
 } | {f"kept and accumulated at stage {stage}": partial(kept, stage=stage, steps=2) for stage in (1, 2, 3)}
-LONG: dict[str, Case] = {
-    **{
+LONG: dict[str, Case]
+SWEEP: dict[str, Case]
+LONG, SWEEP = (
+    {
         f"{workload} {optimizer} at stage {stage}": partial(
             _workload, workload=workload, optimizer=optimizer, stage=stage
         )
         for workload in ALL
-        for optimizer in ("adamw", "sgd")
         for stage in (1, 2, 3)
-    },
-}
+    }
+    for optimizer in ("adamw", "sgd")
+)
 
 
 @pytest.mark.every_case
@@ -383,3 +385,10 @@ def test_a_graph_does_as_the_wrapper(case: str, quick: Wrong) -> None:
 @pytest.mark.parametrize("case", LONG)
 def test_training_is_that_of_eager_mode(case: str, long: Wrong) -> None:
     assert_right(case, long)
+
+
+@pytest.mark.long
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", SWEEP)
+def test_training_by_sgd_is_that_of_eager_mode(case: str, sweep: Wrong) -> None:
+    assert_right(case, sweep)

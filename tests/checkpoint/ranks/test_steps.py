@@ -216,5 +216,6 @@ def test_a_rank_that_is_killed_leaves_whole_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.ranks
 def test_fifty_ranks_that_are_killed_leave_whole_checkpoints(tmp_path: Path) -> None:
     killed_while_saving(tmp_path, 50, seed=2)
