@@ -16,6 +16,7 @@ from monograph import inspected
 from monograph.amp import StaticGradScaler
 from monograph.block import Block
 from monograph.call import call, call_eagerly, compile_only
+from monograph.compat.modes import opaque_to_dynamo
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, MissingBuildError
@@ -75,8 +76,8 @@ class Graph:
         )
 
     build.__isabstractmethod__ = True  # type: ignore[attr-defined]
-    __call__ = call
-    many = many_steps
+    __call__ = opaque_to_dynamo(call)
+    many = opaque_to_dynamo(many_steps)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`.

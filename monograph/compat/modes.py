@@ -319,3 +319,18 @@ def kernel_grad_mode(enabled: bool | None) -> Iterator[None]:
         return
     with torch.set_grad_enabled(enabled), below():
         yield
+
+
+def opaque_to_dynamo(function: Any) -> Any:
+    """A function whose frames `torch.compile` does not trace, nor those of what it calls: it runs as it is, between two traces.
+
+    What: the marks of `torch.compiler.disable`, whose wrapper would import `torch._dynamo` and cost each call. Why: a graph may be
+    called inside of a compiled function. Degraded path: Dynamo traces it, and fails.
+    """
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = "a graph is one program already"
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if isinstance(function, FunctionType) and hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
