@@ -281,12 +281,13 @@ def test_updates_are_read_whole(case: str, quick: Wrong) -> None:
     assert_right(case, quick)
 
 
-LONG: dict[str, Case] = {
+SWEEP: dict[str, Case] = {
     f"compiled, stage {stage}": partial(two_networks, stage=stage, backend="inductor") for stage in (1, 3)
 }
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", LONG)
-def test_compiled_updates_are_read_whole(case: str, long: Wrong) -> None:
-    assert_right(case, long)
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", SWEEP)
+def test_compiled_updates_are_read_whole(case: str, sweep: Wrong) -> None:
+    assert_right(case, sweep)
