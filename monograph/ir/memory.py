@@ -7,7 +7,7 @@ anything. The others are for graphs as they are recorded, and follow the one ten
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 from operator import getitem
@@ -148,15 +148,26 @@ class Writes:
         self._graph, self._roots = graph, MemoryRoots()
         self._seen = set[fx.Node]()
         self._found: defaultdict[fx.Node, list[fx.Node]] = defaultdict(list)
+        self._news: dict[fx.Node, None] = {}
+
+    def news(self) -> Collection[fx.Node]:
+        """The values that were changed since the last call, themselves or as views."""
+        self._read()
+        news, self._news = self._news, {}
+        return news.keys()
 
     def to(self, node: fx.Node) -> Sequence[fx.Node]:
         """Those so far that change a value, or what it is a view of, in order."""
+        self._read()
+        return self._found.get(self._roots.of(node), ())
+
+    def _read(self) -> None:
         new = [*takewhile(lambda item: item not in self._seen, reversed(self._graph.nodes))]
         self._seen.update(new)
         for item in reversed(new):
             for root in dict.fromkeys(map(self._roots.of, changed_by(item))):
                 self._found[root].append(item)
-        return self._found.get(self._roots.of(node), ())
+                self._news[root] = None
 
 
 def last_writers(graph: fx.Graph) -> dict[int, fx.Node]:

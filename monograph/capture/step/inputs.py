@@ -172,9 +172,13 @@ class RecordedWholes:
 
     def share(self) -> None:
         """Each process gets what the others have updated."""
+        if not (news := self._writes.news()):
+            return
         with torch.no_grad():
             for key, item in self._kept.items():
-                if _is_split(item) and self._changes(item.fake) != self._given.get(key, 0):
+                if not (_is_split(item) and traced_node(item.fake, current_tracer()) in news):
+                    continue
+                if self._changes(item.fake) != self._given.get(key, 0):
                     item.fake.detach().copy_(whole_of(local_of(item.shown).clone(), item.part))
                     self._given[key] = self._changes(item.fake)
 
