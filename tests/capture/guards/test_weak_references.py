@@ -502,7 +502,9 @@ class Adding:
 @pytest.mark.parametrize("loose", [False, True])
 def test_a_method_may_be_fetched_anew(loose: bool) -> None:
     first, second = Adding(1.0), Adding(2.0)
-    shown: Any = SimpleNamespace(add=first.to, held=[first], weak=weakref.ref(first) if loose else lambda: first)
+    shown: Any = SimpleNamespace(
+        add=first.to, held=[first], weak=weakref.ref(first) if loose else lambda: first
+    )
     step = Step(shown, lambda w: w.add(w.weak().number))
     for _ in range(4):
         shown.add = first.to  # another object each time
