@@ -4,11 +4,12 @@ INSTALLED := .venv/.installed
 ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 HTML_INSTALLED := .venv/.installed-html
+INTEGRATIONS_INSTALLED := .venv/.installed-integrations
 DOCS_INSTALLED := .venv/.installed-docs
 # two processes of one thread each
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo unit test test-all ranks test-html sweep sweep-inductor sweep-special judge search zoo zoo-sizes lint check stress mutants bench size names docs clean
+.PHONY: demo unit test test-all ranks test-html test-integrations sweep sweep-inductor sweep-special judge search zoo zoo-sizes lint check stress mutants bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -21,7 +22,7 @@ unit: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST) -m "not long"
 
-test-all: $(INSTALLED)
+test-all: test-integrations
 	$(PYTEST) -m "not ranks"
 
 # optimizers, layouts and workloads on two and four processes; an hour on two cores
@@ -31,6 +32,10 @@ ranks: $(INSTALLED)
 # the page of to_html() in a browser; needs Chromium (Debian: apt install chromium)
 test-html: $(HTML_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/html
+
+# training loops of other libraries, with the libraries themselves; a minute
+test-integrations: $(INTEGRATIONS_INSTALLED)
+	OMP_NUM_THREADS=1 $(PYTEST) tests/integrations
 
 # torch's own databases of ops, modules and optimizers; started again it goes on where it stopped
 sweep: $(INSTALLED)
@@ -130,6 +135,10 @@ $(BENCH_INSTALLED): $(INSTALLED)
 
 $(HTML_INSTALLED): $(INSTALLED)
 	$(PIP) -e '.[dev,html]'
+	touch $@
+
+$(INTEGRATIONS_INSTALLED): $(INSTALLED)
+	$(PIP) -e '.[dev,integrations]'
 	touch $@
 
 $(DOCS_INSTALLED): $(INSTALLED)

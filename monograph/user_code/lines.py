@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from monograph.user_code.files import is_user_file, traces
+from monograph.user_code.files import is_installed_file, is_user_file, traces
 
 
 class Frame(NamedTuple):
@@ -61,8 +61,9 @@ def user_place(frame: FrameType | None = None) -> Origin:
 
 
 def warn_at_user_line(message: str) -> None:
-    """A UserWarning for the user's code, at its line."""
-    place = user_place()
+    """A UserWarning for the user's code, at its line; that of a package only if there is no other."""
+    place = place_outside_packages()
+    place = place if place.file else user_place()
     warnings.warn_explicit(message, UserWarning, place.file or "monograph", place.line or 1)
 
 
@@ -73,6 +74,17 @@ def user_line(frame: FrameType | None) -> tuple[str, int]:
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0
+
+
+def place_outside_packages() -> Origin:
+    """The innermost line on the caller's stack that is in no installed package: where the user calls a framework."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_user_file(file) and not is_installed_file(file):
+            return Origin(file, frame.f_lineno)
+        frame = frame.f_back
+    return Origin()
 
 
 def frame_behind(passing: Container[str]) -> FrameType | None:

@@ -92,6 +92,15 @@ def test_validation_through_a_training_graph_is_told(kind: Callable[[], nn.Modul
             step(X)
 
 
+def test_the_line_told_is_where_a_framework_was_called() -> None:
+    framework: dict[str, Any] = {}
+    code = "def fit(step, model, x):\n    step(x)\n    model.eval()\n    step(x)\n"
+    exec(compile(code, "/usr/lib/python3/site-packages/framework.py", "exec"), framework)
+    model = Model()
+    with told("in eval() mode, before that in train() mode"):
+        framework["fit"](Train(model, sgd(model)), model, X)
+
+
 def test_validation_before_the_training_is_told() -> None:
     model = Model().eval()
     step = Train(model, sgd(model))

@@ -70,6 +70,10 @@ INSIDE: Mapping[str, Set[str]] = {  # the modules that parts built on public nam
         "monograph.state_dict.loading",
         "monograph.state_dict.parts",
     },
+    "integrations": {
+        "monograph.config",
+        "monograph.user_code.lines",
+    },
     "serving": {
         "monograph.artifact.artifact",
         "monograph.artifact.callable_programs",

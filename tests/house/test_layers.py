@@ -23,7 +23,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 LAYERS = ARCHITECTURE.read_text().split("```layers\n")[1].split("```")[0].splitlines()
 RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row.split(" | ")}
 TOPS = {part.split("/")[0] for part in RANK}
-WHOLE = ("cli", "flow", "serving", "testing")
+WHOLE = ("cli", "flow", "integrations", "serving", "testing")
 PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `import monograph`
 USERS_OF_PUBLIC_NAMES = WHOLE
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import lt
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of, slots_of
@@ -70,6 +70,24 @@ class Items(Mark):
 
     def __repr__(self) -> str:
         return f"({', '.join(map(repr, self.items))})"
+
+
+@dataclass(frozen=True, eq=False)
+class Bound(Mark):
+    """Recorded in the place of a method of an object: another one of the same function and object may be there."""
+
+    function: Any
+    owner: Any
+
+    def fits(self, value: Any) -> bool:
+        return (
+            type(value) is MethodType
+            and same(self.function, value.__func__)
+            and same(self.owner, value.__self__)
+        )
+
+    def __repr__(self) -> str:
+        return f"a method of {self.owner!r}"
 
 
 @dataclass(eq=False)
@@ -186,6 +204,8 @@ class _Loosening:
             return value
         if isinstance_of(value, tuple):
             return Items(weakref.ref(type(value)), tuple(map(self._marked, _items_of(value))))
+        if type(value) is MethodType:  # often made anew where it is asked for
+            return Bound(self._marked(value.__func__), self._marked(value.__self__))
         return mark_for(value)
 
     def _place(self, item: Any) -> Finder | None:

@@ -489,3 +489,27 @@ def test_a_tensor_that_the_build_holds_itself_is_gone_at_the_next_call(case: str
     for _ in range(3):
         assert torch.equal(step(X), X * read(plain))
     assert len(step.builds) == 2
+
+
+class Adding:
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def to(self, value: float) -> float:
+        return value + self.number
+
+
+@pytest.mark.parametrize("loose", [False, True])
+def test_a_method_may_be_fetched_anew(loose: bool) -> None:
+    first, second = Adding(1.0), Adding(2.0)
+    shown: Any = SimpleNamespace(
+        add=first.to, held=[first], weak=weakref.ref(first) if loose else lambda: first
+    )
+    step = Step(shown, lambda w: w.add(w.weak().number))
+    for _ in range(4):
+        shown.add = first.to  # another object each time
+        assert step(X).tolist() == [[2.0, 2.0]]
+    assert len(step.builds) == 1
+    shown.add = second.to
+    assert step(X).tolist() == [[3.0, 3.0]]
+    assert len(step.builds) == 2

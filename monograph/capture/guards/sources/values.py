@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ def is_immutable(value: object) -> bool:
 def same(before: Any, now: Any) -> bool:
     """True for one object, and for immutable values that nothing can tell apart.
 
-    `1` and `True`, `0.0` and `-0.0` are different; so are sets whose order differs.
+    `1` and `True`, `0.0` and `-0.0` are different; so are sets whose order differs. Two methods are the same if they are
+    one function of one object: Python makes such a method anew each time it is asked for.
     """
     if before is now:
         return True
@@ -88,6 +90,8 @@ def same(before: Any, now: Any) -> bool:
         return bool(before.fits(now))
     if kind is not type(now):
         return False
+    if kind is MethodType:
+        return before.__func__ is now.__func__ and before.__self__ is now.__self__
     if kind in _MANY:
         first, second = tuple(before), tuple(now)
         return len(first) == len(second) and all(map(same, first, second))

@@ -1,0 +1,210 @@
+"""Lightning: its Trainer, by a strategy that makes each step of the optimizer one call of a Graph."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+import monograph as mg
+from monograph.config import GraphConfig
+from monograph.user_code.lines import place_outside_packages
+
+_CONNECTOR = "_accelerator_connector"  # of a Trainer: alone it knows how many devices were asked for
+# hooks between forward and update
+_HOOKS_OF_STEP = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_ALL_NAMES = frozenset({"locals", "vars", "dir", "eval", "exec"})  # functions that may read any variable
+# a value by its name, and what log() got besides
+_Logged = dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]
+_LOGGED: ContextVar[_Logged | None] = ContextVar("logged", default=None)  # in a step: what it has logged
+
+
+class LightningStep(mg.Graph):
+    """A step of a LightningModule: `training_step`, backward, the module's hooks, clipping, and the optimizer.
+
+    It gives what `training_step` gives, and what was logged in the step.
+    """
+
+    def __init__(self, trainer: Trainer, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+        self.trainer = trainer
+        self.add_optimizer(trainer.optimizers[0])
+        self.set_grad_scaler(getattr(trainer.precision_plugin, "scaler", None))
+
+    def build(self, batch: Any, batch_idx: int | None = None) -> tuple[Any, _Logged]:
+        """The order is that of Lightning's own loop."""
+        module, trainer, logged = self.module, self.trainer, _Logged()
+        optimizer = trainer.optimizers[0]
+        outer = _LOGGED.set(logged)
+        try:
+            with trainer.precision_plugin.train_step_context():
+                output = module.training_step(*((batch,) if batch_idx is None else (batch, batch_idx)))
+            loss = output["loss"] if isinstance(output, Mapping) else output
+            if loss is None:
+                raise _refused(
+                    f"{type(trainer.lightning_module).__name__}.training_step() gave None, and a step needs its loss",
+                    "leave such batches out in the loader",
+                )
+            module.on_before_backward(loss)
+            module.backward(loss)
+            module.on_after_backward()
+            module.on_before_optimizer_step(optimizer)
+            limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+            module.configure_gradient_clipping(optimizer, limit, algorithm)
+        finally:
+            _LOGGED.reset(outer)
+        return output, logged
+
+
+class GraphStrategy(SingleDeviceStrategy):
+    """A strategy of Lightning for one device: the whole step of a LightningModule, by a Graph.
+
+    `training_step`, backward, the module's hooks in between, clipping and the optimizer are captured once; what they log
+    is logged at each step. `configure` gets the `config` of the graph, which is at `graph` from the beginning of `fit`.
+    The device is the first of the accelerator if none is given. Raises DefinitionError for what a graph would not heed.
+
+    >>> strategy = GraphStrategy(configure=lambda config: config.backend("exact"))
+    >>> trainer = Trainer(strategy=strategy, max_epochs=3, accelerator="cpu", logger=False)
+    """
+
+    graph: LightningStep
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        configure: Callable[[GraphConfig], None] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(device or "cpu", **options)
+        self._follows_accelerator = device is None
+        self._configure = configure
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device; if none was given, the first of the accelerator."""
+        accelerator = self.accelerator
+        if not self._follows_accelerator or accelerator is None or isinstance(accelerator, CPUAccelerator):
+            return torch.device(super().root_device)
+        devices: list[torch.device] = accelerator.get_parallel_devices(accelerator.parse_devices(1))
+        return devices[0]
+
+    def setup(self, trainer: Trainer) -> None:
+        """As of other strategies; for `fit` it makes the graph."""
+        super().setup(trainer)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        assert self.lightning_module is not None
+        _check(trainer, self.lightning_module)
+        self.lightning_module.log = partial(_log, self.lightning_module)
+        self._reads_index = _reads_second(self.lightning_module.training_step)
+        self.graph = LightningStep(trainer, self.lightning_module)
+        if self._configure is not None:
+            self._configure(self.graph.config)
+
+    def training_step(self, batch: Any, batch_idx: int | None = None) -> Any:
+        """One call of the graph; what it has logged is logged by Lightning."""
+        module = self.lightning_module
+        assert module is not None
+        _check_each(self.graph.trainer)
+        if batch_idx is not None and not self._reads_index:
+            batch_idx = 0  # an int that moves would be captured once more
+        output, logged = self.graph(batch, batch_idx)
+        for name, (value, given, options) in logged.items():
+            module.log(name, value, *given, **options)
+        return output
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Nothing: the step has done it."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        """The closure alone: it makes the step, the update included."""
+        return closure()
+
+
+def _log(module: LightningModule, name: str, value: Any, *args: Any, **options: Any) -> None:
+    """`module.log`: in a step it is noted, and else logged."""
+    logged = _LOGGED.get()
+    if logged is None:
+        type(module).log(module, name, value, *args, **options)
+    else:
+        logged[name] = (value, args, options)
+
+
+def _reads_second(method: Callable[..., Any]) -> bool:
+    """False if the code of a method does not read its second argument."""
+    code = getattr(method, "__code__", None)
+    if code is None or code.co_argcount < 3 or not _ALL_NAMES.isdisjoint(code.co_names):
+        return True
+    name = code.co_varnames[2]
+    asked = (item.argval for item in dis.get_instructions(code) if item.opname != "STORE_FAST")
+    return any(name == item or (isinstance(item, tuple) and name in item) for item in asked)
+
+
+def _check(trainer: Trainer, module: LightningModule) -> None:
+    """Raise DefinitionError for what a graph would not heed."""
+    kind = type(module).__name__
+    if not module.automatic_optimization:
+        raise _refused(
+            f"{kind} has manual optimization, and GraphStrategy makes the step itself",
+            "call a Graph of your own in training_step(), and leave out the strategy",
+        )
+    if not any(group["params"] for optimizer in trainer.optimizers for group in optimizer.param_groups):
+        raise _refused(f"{kind}.configure_optimizers() gives no optimizer", "return one with parameters")
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise _refused(
+            f"{kind}.training_step() takes an iterator, and a step takes its batch",
+            "write training_step(self, batch, batch_idx)",
+        )
+    asked = getattr(trainer, _CONNECTOR)
+    num_devices, num_nodes = len(asked._parallel_devices), asked._num_nodes_flag
+    if (num_devices, num_nodes) != (1, 1):
+        raise _refused(
+            f"GraphStrategy is for one device; the Trainer was given {num_devices} devices and {num_nodes} nodes",
+            "Trainer(devices=1, num_nodes=1)",
+        )
+    plugin = trainer.precision_plugin
+    if type(plugin) not in (Precision, MixedPrecision):
+        raise _refused(
+            f"precision {plugin.precision!r} ({type(plugin).__name__}) changes steps in a way that no graph heeds",
+            'choose "32-true", "bf16-mixed" or "16-mixed"',
+        )
+    for callback in trainer.callbacks:
+        for hook in _HOOKS_OF_STEP:
+            if is_overridden(hook, callback, Callback):
+                raise _refused(
+                    f"the callback {type(callback).__name__} has {hook}(): that is in the middle of the step",
+                    f"write {hook}() in {kind}: there it is captured with the step",
+                )
+    _check_each(trainer)
+
+
+def _check_each(trainer: Trainer) -> None:
+    """The same for what may change from step to step."""
+    if trainer.accumulate_grad_batches != 1:
+        raise _refused(
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}: a graph makes a step with each batch",
+            "let the loader give larger batches",
+        )
+    if torch.is_anomaly_enabled():
+        raise _refused(
+            "detect_anomaly looks at autograd, which runs once, when the step is captured",
+            "GraphStrategy(configure=lambda config: config.detect_nonfinite()) names the op that makes a NaN",
+        )
+
+
+def _refused(problem: str, hint: str) -> mg.DefinitionError:
+    return mg.DefinitionError(problem, where=place_outside_packages(), hint=hint)
