@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import linecache
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from monograph.ir.printer import call_text
 from monograph.ir.text import bytes_text
 from monograph.passes.inductor.inline_parts import inline_parts
 
-_OPEN_LEVELS = 2
 _LONGEST_FILE = 20_000  # lines of a source file that are kept
 
 
@@ -97,20 +95,3 @@ def _kinds_text(kinds: Mapping[str, int]) -> str:
     """What a module holds, the most first."""
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     return ", ".join(f"{kind} {bytes_text(nbytes)}" for kind, nbytes in ordered)
-
-
-def tree_html(text: str) -> str:
-    """The tree that `print(graph)` shows, with blocks that unfold; the outer two levels are open."""
-    lines, depth = ['<div style="font-family: monospace; white-space: pre-wrap">'], 0
-    for line in text.splitlines():
-        shown = html.escape(line.strip())
-        if line.rstrip().endswith(": ("):
-            opened = " open" if depth < _OPEN_LEVELS else ""
-            lines.append(f'<details{opened} style="margin-left: 1em"><summary>{shown[:-2]}</summary>')
-            depth += 1
-        elif line.strip() == ")" and depth:
-            lines.append("</details>")
-            depth -= 1
-        else:
-            lines.append(f'<div style="margin-left: 2em">{shown}</div>')
-    return "".join([*lines, "</details>" * depth, "</div>"])
