@@ -200,7 +200,7 @@ class Graph:
 
     # --- what looks at it, and changes nothing -----------------------------------------------------------------------
 
-    show, diff, explain = inspected.show, inspected.diff, inspected.explain
+    show, diff, explain, summary = inspected.show, inspected.diff, inspected.explain, inspected.summary
     memory, max_batch, profile = inspected.memory, inspected.max_batch, inspected.profile
     verify, find_nonfinite, replay = inspected.verify, inspected.find_nonfinite, inspected.replay
     plan, to_html, draw = inspected.plan, inspected.to_html, inspected.draw
@@ -231,10 +231,10 @@ class Graph:
         )
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(clipped(repr(self)))
+        printer.text(clipped(str(self.summary())))
 
     def _repr_html_(self) -> str:
-        return pre(repr(self))
+        return pre(str(self.summary()))
 
     def probes(self) -> Probes:
         """What `mg.probe` recorded in the steps so far, by the name of the probe."""

@@ -61,10 +61,8 @@ def test_drawings(tmp_path: Path) -> None:
         step.draw(tmp_path / "all.png")
 
 
-def test_notebooks_show_the_tree() -> None:
+def test_notebooks_show_the_modules() -> None:
     step = Step()
     step(*batch())
-    text = step._repr_html_()
-    assert text.count("<details") == text.count("</details>")
-    assert "MODULE:model.first.fc" in text
-    assert "&lt;" not in repr(step)
+    assert step._repr_html_() == step.summary()._repr_html_()
+    assert "  first (Gate)" in step._repr_html_()

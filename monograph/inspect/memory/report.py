@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from monograph.errors import DefinitionError
 from monograph.inspect.memory.chart import drawn
-from monograph.inspect.memory.holders import GIVEN, Holding
+from monograph.inspect.memory.holders import GIVEN, Holding, by_module
 from monograph.inspect.memory.point import Point
 from monograph.ir.text import Shown, bytes_text, count_text, table
 
@@ -62,13 +62,7 @@ class MemoryReport(Shown):
 
     def by_module(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes at the peak by module and kind, each module with all that is inside of it; the most first."""
-        found: dict[str, dict[str, int]] = {}
-        for item in self.holders:
-            parts = [item.module] if item.module.startswith("optimizer.") else item.module.split(".")
-            for end in range(1, len(parts) + 1):
-                kinds = found.setdefault(".".join(parts[:end]), {})
-                kinds[item.kind] = kinds.get(item.kind, 0) + item.nbytes
-        return dict(sorted(found.items(), key=lambda entry: -sum(entry[1].values())))
+        return by_module(self.holders)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, of dicts, lists, strings and ints, for JSON."""
