@@ -189,14 +189,17 @@ def plan(
 
 
 def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> None:
-    """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
+    """Write one page that shows the newest build: a summary, then modules, program, source, memory, passes. It needs no network.
 
     `profile` is what `graph.profile(*inputs)` gave, for times and a flame graph. Raises DefinitionError without a
     build, or if `path` does not end in .html.
     """
     from monograph.inspect.pages.html import write_html
+    from monograph.inspect.pages.modules import step_summary
 
-    write_html(path, internals_of(self).name, internals_of(self).newest(), self.explain(), profile)
+    inside = internals_of(self)
+    build = inside.newest()
+    write_html(path, step_summary(inside.name, inside.owned(), build), build, explain(self), profile)
 
 
 def draw(self: Any, path: str | Path, *, module: str | None = None) -> None:

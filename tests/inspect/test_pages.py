@@ -28,7 +28,7 @@ def test_a_page_holds_the_step(tmp_path: Path) -> None:
     assert file["lines"][line_of("gate") - 1].endswith("# gate")
     assert len(data["profile"]["seconds"]) == len(data["nodes"])
     memory, report = data["memory"], step.memory(*batch())
-    assert max(running for _, running, _ in memory["points"]) == report.peak_bytes
+    assert max(running for _, running, *_ in memory["points"]) == report.peak_bytes
     assert sum(count for _, count in memory["kinds"]) == report.total_bytes
     assert memory["held"] + report.peak_bytes == report.total_bytes
     with pytest.raises(mg.DefinitionError, match="HTML"):
