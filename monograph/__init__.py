@@ -40,7 +40,7 @@ with rare_collections():
     from monograph.ir.probes import probe
     from monograph.padding.declaration import buckets
     from monograph.renamed import find_renamed_modules
-    from monograph.shortcuts import trace, train_graph
+    from monograph.shortcuts import summary, trace, train_graph
     from monograph.user_code.lines import Origin
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ __all__ = [
     "replicated",
     "save",
     "spec",
+    "summary",
     "testing",
     "trace",
     "train_graph",

@@ -23,7 +23,7 @@ from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call
 from monograph.ir.call.varying import ones_in
 from monograph.ir.program import Program
-from monograph.ir.text import count_text, shortened
+from monograph.ir.text import Shown, bytes_text, count_text, shortened
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
@@ -41,7 +41,7 @@ _SHOWN: Final = 8  # builds in a cell
 
 
 @dataclass(frozen=True, eq=False)
-class Build:
+class Build(Shown):
     """All that one compilation made. Never changed, but that `ones` grows."""
 
     number: int
@@ -62,6 +62,16 @@ class Build:
     def __repr__(self) -> str:
         ops = count_text(len(list(self.program.ops())), "op")
         return f"<Build {self.number} on {self.backend}, {ops}: {shortened(self.reason)}>"
+
+    def __str__(self) -> str:
+        steps, most = count_text(self.executor.steps, "step"), bytes_text(self.memory.peak_bytes)
+        stages = ", ".join(f"{stage.name} {len(list(stage.program.ops()))}" for stage in self.stages)
+        return "\n".join([
+            f"build {self.number} on {self.backend}: {self.reason}",
+            f"  {steps}, made in {self.seconds:.2f} s; a step makes at most {most} besides state and arguments",
+            f"  ops after each stage: {stages}",
+            *(f"  {note}" for note in self.notes),
+        ])  # fmt: skip
 
     def release(self) -> None:
         """Let go of the tensors it is bound to: they are no longer the state, and it will not run again."""
@@ -186,7 +196,7 @@ class Build:
         return self.guards.reason(inputs, call)
 
 
-class Builds(tuple[Build, ...]):
+class Builds(Shown, tuple[Build, ...]):
     """The builds of a graph, oldest first."""
 
     __slots__ = ()
@@ -200,8 +210,8 @@ class Builds(tuple[Build, ...]):
         first = lines if left_out <= 0 else lines[: _SHOWN // 2]
         return "\n".join(["(", *first, *middle, *lines[len(first) + max(left_out, 0) :], ")"])
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))
+    def __str__(self) -> str:
+        return repr(self)
 
 
 @in_one_piece

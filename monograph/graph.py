@@ -26,6 +26,7 @@ from monograph.internals.internals import RUNNING, Internals, initialised
 from monograph.internals.kind import Kind
 from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
+from monograph.ir.text import clipped, pre
 from monograph.many import many_steps
 
 if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
@@ -200,7 +201,7 @@ class Graph:
 
     # --- what looks at it, and changes nothing -----------------------------------------------------------------------
 
-    show, diff, explain = inspected.show, inspected.diff, inspected.explain
+    show, diff, explain, summary = inspected.show, inspected.diff, inspected.explain, inspected.summary
     memory, max_batch, profile = inspected.memory, inspected.max_batch, inspected.profile
     verify, find_nonfinite, replay = inspected.verify, inspected.find_nonfinite, inspected.replay
     plan, to_html, draw = inspected.plan, inspected.to_html, inspected.draw
@@ -230,11 +231,11 @@ class Graph:
             v_level, ranks, max_py_stack_depth, only_user_py_stack, op_repr_with_py_stack
         )
 
-    def _repr_html_(self) -> str:
-        """For notebooks: the tree of `print(graph)`, to be unfolded."""
-        from monograph.inspect.pages.html import tree_html
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(clipped(str(self.summary())))
 
-        return tree_html(repr(self))
+    def _repr_html_(self) -> str:
+        return pre(str(self.summary()))
 
     def probes(self) -> Probes:
         """What `mg.probe` recorded in the steps so far, by the name of the probe."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.distributed.planning.report import RanksPlan
     from monograph.inspect.memory.report import MemoryReport
     from monograph.inspect.nonfinite import NonfiniteReport
+    from monograph.inspect.pages.modules import StepSummary
     from monograph.inspect.profile import Profile
     from monograph.inspect.replay import Replay
     from monograph.numerics.verify import VerifyReport
@@ -35,6 +36,28 @@ def explain(self: Any) -> Text:
     inside = internals_of(self)
     settings = inside.registry.config.lines()
     return explain_text(inside.name, inside.builds, inside.cache.num_dropped, settings)
+
+
+def summary(self: Any, *args: Any, depth: int | None = None, **kwargs: Any) -> StepSummary:
+    """The modules of this step as a tree: shapes of their outputs, parameters, FLOPs, and bytes at the peak.
+
+    Arguments are tensors or specs, as `compile` takes them; a build is made if there is none for them. Without any it is the
+    newest build, and without one the modules and parameters alone. `depth` is how deep the rows of the table go.
+    `str()` of the result is that table. Nothing runs, and nothing is changed.
+
+    >>> import monograph as mg
+    >>> layer = nn.Linear(8, 4)
+    >>> step = mg.train_graph(layer, nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> found = step.summary(mg.spec((16, 8)), mg.spec((16, 4)))
+    >>> found.num_parameters, found.flops["forward"], found.modules[0].output
+    (36, 1024, 'f32[16, 4]')
+    """
+    from monograph.inspect.pages.modules import step_summary
+
+    inside = internals_of(self)
+    newest = inside.cache.all[-1] if inside.cache.all else None
+    build = build_of_call(self, args, kwargs)[0] if args or kwargs else newest
+    return step_summary(inside.name, inside.owned(), build, depth)
 
 
 def verify(
@@ -166,14 +189,17 @@ def plan(
 
 
 def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> None:
-    """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
+    """Write one page that shows the newest build: a summary, then modules, program, source, memory, passes. It needs no network.
 
     `profile` is what `graph.profile(*inputs)` gave, for times and a flame graph. Raises DefinitionError without a
     build, or if `path` does not end in .html.
     """
     from monograph.inspect.pages.html import write_html
+    from monograph.inspect.pages.modules import step_summary
 
-    write_html(path, internals_of(self).name, internals_of(self).newest(), self.explain(), profile)
+    inside = internals_of(self)
+    build = inside.newest()
+    write_html(path, step_summary(inside.name, inside.owned(), build), build, explain(self), profile)
 
 
 def draw(self: Any, path: str | Path, *, module: str | None = None) -> None:

@@ -7,18 +7,22 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from monograph import inspected
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.errors import DefinitionError
 from monograph.graph import Graph
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.user_code.files import is_installed_file, is_user_file
+
+if TYPE_CHECKING:
+    from monograph.inspect.pages.modules import StepSummary
 
 
 class TrainGraph(Graph, last="target"):
@@ -83,6 +87,23 @@ def train_graph(
     torch.Size([])
     """
     return TrainGraph(model, loss_fn, optimizer, lr_sch, outputs=outputs)
+
+
+def summary(graph: Graph, *args: Any, depth: int | None = None, **kwargs: Any) -> StepSummary:
+    """The modules of a graph as a tree, with shapes, parameters, FLOPs and memory: `graph.summary(*args)`.
+
+    Raises DefinitionError for a model without a graph.
+
+    >>> step = trace(nn.Linear(3, 2))
+    >>> summary(step, torch.zeros(4, 3)).flops
+    {'forward': 48}
+    """
+    if not isinstance(graph, Graph):
+        raise DefinitionError(
+            f"summary() is of a Graph, got a {type(graph).__name__}",
+            hint="for a model alone: mg.summary(mg.trace(model), mg.spec((64, 3, 32, 32)))",
+        )
+    return inspected.summary(graph, *args, depth=depth, **kwargs)
 
 
 def trace(function: Callable[..., Any]) -> Graph:

@@ -22,13 +22,14 @@ from monograph.checkpoint.manifest import parse_json
 from monograph.checkpoint.read import Content
 from monograph.checkpoint.write import Parts, Programs, prepare
 from monograph.errors import ArtifactError
+from monograph.ir.text import Shown
 from monograph.settings import BACKENDS, Settings
 from monograph.state.random import set_cpu_state
 
 _OF_SIGNATURE: Final = ("backend", "kernel_selection", "schedulers", "averages", "programs")
 
 
-class Artifact:
+class Artifact(Shown):
     """A saved graph, or several over one state: `artifact(x)`, `artifact.infer(x)`, `artifact.train(x, y)`.
 
     It needs no code of the model. `train` goes on where the graph stopped; what it changes the other signatures see.
@@ -62,8 +63,8 @@ class Artifact:
             raise AttributeError(f"the artifact has no signature {name!r}; it has {', '.join(signatures)}")
         return signatures[name]
 
-    def __repr__(self) -> str:
-        return "\n".join([f"Artifact {self.path}", *(f"  {item!r}" for item in self.signatures.values())])
+    def __str__(self) -> str:
+        return "\n".join([f"Artifact {self.path}", *(f"  {item}" for item in self.signatures.values())])
 
     @property
     def hyperparameters(self) -> Hyperparameters:

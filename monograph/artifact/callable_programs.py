@@ -25,6 +25,7 @@ from monograph.errors import ArtifactError, BackendError, MonographError, Signat
 from monograph.ir.graph_signature import CopyToArgument, Number
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.ir.text import Shown
 from monograph.layout import MAX_NUMBER
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
@@ -38,7 +39,7 @@ _SAVE_AGAIN: Final = "save the graph again, or load another artifact"
 _KEPT_SIZES: Final = 64  # programs of one range, made for different sizes
 
 
-class StoredSignature:
+class StoredSignature(Shown):
     """One way to call an artifact, such as `artifact.train` or `artifact.infer`."""
 
     def __init__(
@@ -84,7 +85,7 @@ class StoredSignature:
         except MonographError as error:
             raise error.brief()  # noqa: B904  # it is the same error
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "\n".join(f"{self.name}{item}" for item in self.programs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

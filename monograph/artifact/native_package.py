@@ -29,6 +29,7 @@ from monograph.errors import ArtifactError, SignatureError
 from monograph.ir.call.tree import unflatten
 from monograph.ir.graph_signature import Argument, CopyToArgument
 from monograph.ir.meta import ScalarMeta
+from monograph.ir.text import Shown
 
 KIND: Final = "monograph.package"
 SCHEMA: Final = 1
@@ -41,7 +42,7 @@ _KEYS: Final = (
 )
 
 
-class Package:
+class Package(Shown):
     """A graph as native code, with its state inside: `package(x)` is a step, and changes the state if the graph trains.
 
     Results are plain tensors in the structure that build() gave them.
@@ -81,7 +82,7 @@ class Package:
                     made.append(next(outputs).item() if isinstance(leaf, ScalarMeta) else next(outputs))
         return unflatten(self._signature.returned.tree, iter(made))
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"Package {self.path}\n  {self._text}"
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import Role
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
+from monograph.ir.text import Shown
 from monograph.passes.gate_nonfinite import is_loss
 from monograph.user_code.lines import Origin
 
@@ -34,8 +35,8 @@ class Named:
         return f"{self.name}: {self.value}"
 
 
-@dataclass(frozen=True)
-class Nonfinite:
+@dataclass(frozen=True, repr=False)
+class Nonfinite(Shown):
     """An op that made a NaN or an Inf, with what went into it and what came out."""
 
     where: Origin
@@ -64,8 +65,8 @@ class Nonfinite:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class NonfiniteReport:
+@dataclass(frozen=True, repr=False)
+class NonfiniteReport(Shown):
     """What `find_nonfinite` found. `ok` says that results and new state are finite."""
 
     graph: str
@@ -83,9 +84,6 @@ class NonfiniteReport:
     def first(self) -> Origin | None:
         """The user's line, the module and the phase of the first one."""
         return None if self.found is None else self.found.where
-
-    def __repr__(self) -> str:
-        return str(self)  # as the last expression of a cell
 
     def __str__(self) -> str:
         if self.ok:

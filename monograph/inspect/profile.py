@@ -22,7 +22,7 @@ from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
-from monograph.ir.text import table
+from monograph.ir.text import Shown, table
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
@@ -56,8 +56,8 @@ class Group:
     share: float
 
 
-@dataclass(frozen=True)
-class Profile:
+@dataclass(frozen=True, repr=False)
+class Profile(Shown):
     """What `profile` measured: each op of the step on its own, and the step as it runs."""
 
     graph: str
@@ -97,9 +97,6 @@ class Profile:
         if target.suffix != ".json":
             raise DefinitionError(f"trace({str(path)!r}): a trace is a JSON file", hint='trace("step.json")')
         target.write_text(json.dumps({"traceEvents": _events(self.ops), "displayTimeUnit": "ms"}))
-
-    def __repr__(self) -> str:
-        return str(self)  # as the last expression of a cell
 
     def __str__(self) -> str:
         head = (

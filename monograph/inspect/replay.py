@@ -18,6 +18,7 @@ from monograph.inspect.walk import Walk
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import gradient_path
 from monograph.ir.printer import call_text
+from monograph.ir.text import Shown
 from monograph.user_code.lines import Origin
 
 _AROUND = 3  # ops shown before and after the present one
@@ -36,8 +37,8 @@ class Op:
         return f"{self.number:5} {self.name} = {self.text}  # {self.where}"
 
 
-@dataclass
-class Watch:
+@dataclass(repr=False)
+class Watch(Shown):
     """Values whose name, module or line fits a pattern, as they are made."""
 
     pattern: str
@@ -47,7 +48,7 @@ class Watch:
         return "\n".join(f"{op.name} ({op.where}): {found}" for op, found in self.seen)
 
 
-class Replay:
+class Replay(Shown):
     """A step to walk through. It stands in front of the op that would run next.
 
     Values are those of the captured program, which give eager's numbers; for a compiled build it is the same step
@@ -186,7 +187,7 @@ class Replay:
         node = self._walk.nodes[self._position]
         return {item.name: self._walk.values[item] for item in node.all_input_nodes}
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         first = max(self._position - _AROUND, 0)
         lines = [f"{self._name}: {self._position} of {len(self._ops)} ops have run"]
         for op in self._ops[first : self._position + _AROUND + 1]:
@@ -237,7 +238,9 @@ class Replay:
         known |= {label for node in self._walk.nodes for label in labels(node)}
         known |= {port.path for port in self._walk.program.inputs}
         near = nearest(place, known)
-        return f"near it: {', '.join(near)}" if near else "repr(replay) shows ops; replay.ops has all of them"
+        return (
+            f"near it: {', '.join(near)}" if near else "print(replay) shows ops; replay.ops has all of them"
+        )
 
 
 def _is_at(op: Op, place: str) -> bool:

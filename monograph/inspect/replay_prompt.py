@@ -36,23 +36,23 @@ class Session(cmd.Cmd):
     def do_step(self, line: str) -> None:
         """step [N]: run the next op, or the next N."""
         self._replay.step(_count(line))
-        self._say(repr(self._replay))
+        self._say(str(self._replay))
 
     def do_back(self, line: str) -> None:
         """back [N]: stand before the op that ran last, or N ops back."""
         self._replay.back(_count(line))
-        self._say(repr(self._replay))
+        self._say(str(self._replay))
 
     def do_to(self, line: str) -> None:
         """to PLACE [PHASE]: go on to a module path, a line (train.py:41) or an op, in a phase (forward, backward, update)."""
         place, _, phase = line.partition(" ")
         self._replay.run_to(place, phase=phase.strip() or None)
-        self._say(repr(self._replay))
+        self._say(str(self._replay))
 
     def do_run(self, _line: str) -> None:
         """run: go to the end of the step."""
         self._replay.run()
-        self._say(repr(self._replay))
+        self._say(str(self._replay))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import torch
 
 from monograph.compat.tensors import is_transformed
 from monograph.errors import CaptureError, DefinitionError
+from monograph.ir.text import Shown
 from monograph.user_code.lines import user_place
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "nonfinite")
@@ -124,7 +125,7 @@ class ProbeLog:
         return {name: ProbeHistory(name, records) for name, records in found.items()}
 
 
-class ProbeHistory:
+class ProbeHistory(Shown):
     """What one probe recorded: `steps`, and for each statistic a tensor with an entry for each step."""
 
     def __init__(self, name: str, records: Mapping[str, Mapping[int, torch.Tensor]]) -> None:
@@ -155,7 +156,7 @@ class ProbeHistory:
             )
         return next(reversed(self._records[VALUES].values()))
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         if VALUES in self._records:
             return f"{self.name}: {tuple(self.value.shape)} {self.value.dtype} of step {self.steps[-1]}"
         newest = {what: item[-1] for what, item in self.statistics.items()}
@@ -171,7 +172,7 @@ def _rows(entries: list[torch.Tensor]) -> torch.Tensor:
     )
 
 
-class Probes(dict[str, ProbeHistory]):
+class Probes(Shown, dict[str, ProbeHistory]):
     """All probes of a graph by name."""
 
     def __missing__(self, name: str) -> ProbeHistory:
@@ -196,5 +197,5 @@ class Probes(dict[str, ProbeHistory]):
                         writer.add_scalar(f"{name}/{what}", item.float().mean().item(), step)
         return max((history.steps[-1] for history in self.values() if history.steps), default=after)
 
-    def __repr__(self) -> str:
-        return "\n".join(map(repr, self.values())) or "no probes: mg.probe(name, tensor) in build() makes one"
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.values())) or "no probes: mg.probe(name, tensor) in build() makes one"

@@ -1,24 +1,61 @@
-"""How what a user asks for shows itself as the last expression of a cell, or in a session of Python."""
+"""How what a user asks for is shown: a line in a session of Python, its text by print(), the text up to a limit in a cell."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+_LINES: Final = 60  # in a cell
+_COLUMNS: Final = 160
+_STYLE: Final = "white-space: pre; overflow-x: auto; line-height: 1.35; margin: 0; text-align: left"
 
 
-class Text(str):
-    """A string that is shown as it prints, with its lines as lines."""
+class Shown:
+    """What is looked at. A class that is Shown has a `__str__`, and a dataclass is one with `repr=False`."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return str(self)
+        return one_line(type(self).__name__, str(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(clipped(str(self)))
+
+    def _repr_html_(self) -> str:
+        return pre(str(self))
+
+
+class Text(Shown, str):
+    """A string that print() shows, and a cell with its lines as lines."""
+
+    __slots__ = ()
 
     def __str__(self) -> str:
         return str.__str__(self)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
+
+def one_line(name: str, text: str) -> str:
+    """`<Text of 57 lines: ...; print() shows it>`: the first line of a text, and how much there is."""
+    first, count = shortened(text), len(text.splitlines())
+    if count < 2 and first == text:
+        return f"<{name}: {text}>" if text else f"<{name}: empty>"
+    return f"<{name} of {count_text(count, 'line')}: {first.rstrip(':')}; print() shows it>"
+
+
+def clipped(text: str, lines: int = _LINES) -> str:
+    """A text that fits into a cell: its first lines, as wide as a screen, and how many there are besides."""
+    found = text.splitlines()
+    shown = [line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 1]}…" for line in found[:lines]]
+    left = len(found) - lines
+    return "\n".join(
+        [*shown, *([f"... {count_text(left, 'more line')}: print() shows all"] if left > 0 else [])]
+    )
+
+
+def pre(text: str) -> str:
+    """A text as HTML for a cell, up to a limit; wide lines are scrolled."""
+    return f'<pre style="{_STYLE}">{html.escape(clipped(text))}</pre>'
 
 
 def shortened(text: str, length: int = 100) -> str:

@@ -22,6 +22,7 @@ from monograph.ir.call.tree import flatten, leaf_paths
 from monograph.ir.meta import compute_nodes, origin
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
+from monograph.ir.text import Shown
 from monograph.numerics.comparison import Compared, compare, is_fine, near_float64, same_bits_of
 from monograph.numerics.eager_log import EagerLog
 from monograph.numerics.float64_steps import Exact, Truth
@@ -36,8 +37,8 @@ _SHOWN = 8
 _NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how far the graph is from float64
 
 
-@dataclass(frozen=True)
-class VerifyReport:
+@dataclass(frozen=True, repr=False)
+class VerifyReport(Shown):
     """What `verify` found. `ok` says that the promise holds for this step."""
 
     graph: str
@@ -60,9 +61,6 @@ class VerifyReport:
         compiled = first is not None and first.cause == f"{KERNELS} inductor"
         about = "" if first is None else f"{self.graph}: {first}".replace('"""', "'")
         write_repro(Path(path), about, None if first is None else first.evidence, compiled=compiled)
-
-    def __repr__(self) -> str:
-        return str(self)  # as the last expression of a cell
 
     def __str__(self) -> str:
         same = sum(item.same for item in self.compared)

@@ -11,7 +11,7 @@ from monograph.errors import MonographError, PassError
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import compute_sizes
-from monograph.ir.text import Text, count_text
+from monograph.ir.text import Shown, Text, count_text
 from monograph.ir.verify import verify
 from monograph.passes.dce import dce
 from monograph.settings import pass_name
@@ -23,7 +23,7 @@ _HINT = "a pass takes a Program and returns one whose ports are the same; docs/p
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Shown):
     """The program after one step of compilation, and the seconds the step took."""
 
     name: str
@@ -34,6 +34,9 @@ class Stage:
     def text(self) -> Text:
         """The program of this stage as Python that runs."""
         return self.program.text
+
+    def __str__(self) -> str:
+        return str(self.text)
 
     def __repr__(self) -> str:
         return f"<Stage {self.name}: {count_text(len(list(self.program.ops())), 'op')}, {self.seconds:.2f} s>"

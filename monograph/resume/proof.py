@@ -16,6 +16,7 @@ import torch
 
 from monograph.checkpoint.save import save
 from monograph.errors import CheckpointError, DefinitionError
+from monograph.ir.text import Shown
 from monograph.resume.factory import Factory, FactoryError, factory_name
 
 USAGE, MISFIT = 2, 3  # how the other process ends if the factory, or the state, is at fault
@@ -47,8 +48,8 @@ class Trail:
     registered: bool  # whether the batches go on by a state of their own
 
 
-@dataclass(frozen=True)
-class ResumeReport:
+@dataclass(frozen=True, repr=False)
+class ResumeReport(Shown):
     """The verdict: what differs between training without a break and training from a checkpoint, in order."""
 
     steps: int
@@ -61,9 +62,6 @@ class ResumeReport:
     def ok(self) -> bool:
         """True if nothing differs."""
         return not self.differences
-
-    def __repr__(self) -> str:
-        return str(self)  # as the last expression of a cell
 
     def __str__(self) -> str:
         after = f"from the checkpoint after {self.steps} steps"

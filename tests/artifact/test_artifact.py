@@ -324,7 +324,7 @@ def test_two_sizes_vary(tmp_path):
         mg.SignatureError, match="size 34 in dimension 1; the artifact takes length from 2 to 33"
     ):
         artifact(torch.randn(2, 34, 8))
-    assert "float32[batch, length, 8]" in repr(artifact)
+    assert "float32[batch, length, 8]" in str(artifact)
 
 
 def test_training_at_any_size(tmp_path):

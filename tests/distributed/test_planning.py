@@ -174,7 +174,7 @@ def test_times():
 
 
 def test_it_is_shown_as_a_table():
-    text = repr(planned(linear(), world_size=8, mesh=(2, 4), zero=3))
+    text = str(planned(linear(), world_size=8, mesh=(2, 4), zero=3))
     assert "8 ranks (replicate 2 x shard 4)" in text
     assert "reduce_scatter_tensor" in text
     assert "exposed" in text

@@ -117,7 +117,7 @@ def test_inference_is_that_of_the_backend(infer):
     kept = got["scores"].clone()
     package(x, scale=3.0)
     assert torch.equal(got["scores"], kept)
-    assert "(x: float32[4, 8], scale: float) -> {scores: float32[4, 3]" in repr(package)
+    assert "(x: float32[4, 8], scale: float) -> {scores: float32[4, 3]" in str(package)
 
 
 # the compiled step sums in another order: a few roundings of float32 in each step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,42 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_opens_on_a_summary(width: int, page: Any, small: Path) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(small.as_uri())
+    assert page.is_visible("#summary")
+    assert not page.is_visible("#rows")
+    text = page.text_content("#summary")
+    for words in (
+        "parameters",
+        "FLOPs",
+        "Time by module",
+        "peak: ",
+        "optimizer state",
+        "model.first",
+        "(Gate)",
+    ):
+        assert words in text
+    shares = [float(found) for found in re.findall(r"ms, ([\d.]+) %", text)]
+    assert sum(shares) == pytest.approx(100, abs=2)
+    assert all(phase in page.text_content("#legend") for phase in ("forward", "backward", "update"))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.click("#summary .modules td:first-child >> text=first (Gate)")
+    assert page.is_visible("#rows")
+    assert all("model.first" in row.get_attribute("title") for row in page.locator(".row").all())
+    page.click("#view-summary")
+    assert page.is_visible("#summary")
+
+
+def test_without_a_profile_the_summary_says_how(page: Any, tmp_path: Path) -> None:
+    step = mg.trace(lambda x: x * 2)
+    step(torch.ones(2))
+    step.to_html(tmp_path / "step.html")
+    page.goto((tmp_path / "step.html").as_uri())
+    assert "to_html(path, profile=" in page.text_content("#summary")
+
+
 def test_it_filters_and_shows_the_source(page: Any, small: Path) -> None:
     page.goto(small.as_uri())
     everything = int(page.text_content("#shown").split()[2])
@@ -67,6 +104,7 @@ def test_it_filters_and_shows_the_source(page: Any, small: Path) -> None:
 
 def test_modules_unfold_and_choose(page: Any, small: Path) -> None:
     page.goto(small.as_uri())
+    page.click("#view-ops")
     inner = page.locator('#tree .name[data-path="model.first.fc"]')
     assert not inner.is_visible()
     page.click('#tree button[aria-label="expand first"]')
@@ -80,10 +118,11 @@ def test_modules_unfold_and_choose(page: Any, small: Path) -> None:
 
 def test_memory_profile_passes_and_explain(page: Any, small: Path) -> None:
     page.goto(small.as_uri())
+    page.click("#view-ops")
     page.click("#tab-memory")
     box = page.locator("#panel-memory svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert "KiB" in page.text_content("#panel-memory svg text")
+    assert "KiB" in page.text_content("#panel-memory .told")
     assert "parameters" in page.text_content("#panel-memory table")
     page.click("#tab-profile")
     assert page.locator("#panel-profile rect").count() > 5

@@ -351,7 +351,7 @@ def test_rows_of_different_lengths() -> None:
     means = graph.probes()["out"].statistics["mean"]
     assert means.shape == (2, 4)
     assert means[0, 2:].isnan().all()
-    assert "nan" not in repr(graph.probes())
+    assert "nan" not in str(graph.probes())
 
 
 def test_a_return_to_an_earlier_step_forgets_later_ones() -> None:

@@ -59,7 +59,7 @@ def test_statistics_of_each_step_without_a_retrace(backend: str) -> None:
     torch.testing.assert_close(step.probes()["logits"].value, logits)
     assert step.probes()["logits"].steps == [4]
     assert len(step.probes()["hidden gradient"].statistics["norm"]) == 5
-    assert "hidden: 5 steps" in repr(step.probes())
+    assert "hidden: 5 steps" in str(step.probes())
 
 
 def test_eager_steps_record_the_same() -> None:

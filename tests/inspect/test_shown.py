@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import pickle
 
 import pytest
@@ -25,12 +26,9 @@ class Printer:
 
 def in_a_cell(value: object) -> str:
     printer = Printer()
-    pretty = next(
-        (vars(kind)["_repr_pretty_"] for kind in type(value).__mro__ if "_repr_pretty_" in vars(kind)), None
+    vars(next(kind for kind in type(value).__mro__ if "_repr_pretty_" in vars(kind)))["_repr_pretty_"](
+        value, printer, False
     )
-    if pretty is None:
-        return repr(value)
-    pretty(value, printer, False)
     return printer.told
 
 
@@ -65,27 +63,76 @@ def test_builds_take_a_line_each_and_no_more_than_a_few(step):
     assert "<Build 19 " in lines[-2]
 
 
-def test_records_of_a_build_are_short(step):
+def test_all_that_a_user_is_given_is_a_line_prints_its_text_and_fits_into_a_cell(step, tmp_path):
+    batch = torch.randn(2, 4), torch.randint(3, (2,))
     build = step.builds[0]
-    for record in (build, build.program, build.plan, build.captured, *build.stages):
+    nan = mg.trace(torch.sqrt).find_nonfinite(torch.tensor([-1.0]))
+    walk = step.replay(*batch)
+    watch = walk.watch("*")
+    walk.run()
+    mg.save(step, tmp_path / "artifact")
+    artifact = mg.load(tmp_path / "artifact")
+    things = {
+        "<Build 0 on aten, ": build,
+        "<Stage capture: ": build.stages[0],
+        "<Program train_step: ": build.program,
+        f"<VerifyReport of 2 lines: {step.name} on aten": step.verify(*batch),
+        f"<NonfiniteReport: {step.name}: all results": step.find_nonfinite(*batch),
+        "<NonfiniteReport of ": nan,
+        "<Nonfinite of ": nan.found,
+        "<Profile of ": step.profile(*batch),
+        "<MemoryReport of ": step.memory(*batch),
+        "<Text of ": step.show(),
+        "<Text of 17 lines: ": Text("TrainGraph_0: 1 build(s)\n" * 17),
+        f"<Replay of 4 lines: {step.name}: ": walk,
+        "<Watch of ": watch,
+        "<Probes: no probes": step.probes(),
+        "<Artifact of 2 lines: ": artifact,
+        "<StoredSignature: train(": artifact.train,
+    }
+    for begins, thing in things.items():
+        line, text, cell, page = repr(thing), str(thing), in_a_cell(thing), thing._repr_html_()
+        assert line.startswith(begins)
+        assert len(line) < 200
+        assert "\n" not in line
+        assert text
+        assert cell == shortened_like_a_screen(text)
+        assert html.unescape(page.partition(">")[2]) == f"{cell}</pre>"
+        assert len(page) < 15_000
+
+
+def shortened_like_a_screen(text: str) -> str:
+    lines = [line if len(line) <= 160 else line[:159] + "…" for line in text.splitlines()]
+    more = [f"... {len(lines) - 60} more line{'s' * (len(lines) > 61)}: print() shows all"]
+    return "\n".join(lines[:60] + more * (len(lines) > 60))
+
+
+def test_a_large_graph_fits_into_a_cell():
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(300)))
+    graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    graph(torch.randn(2, 2), torch.randn(2, 2))
+    things = graph, graph.builds, graph.show(), graph.explain(), graph.builds[0].program
+    for thing in things:
+        assert len(in_a_cell(thing)) < 10_000
+        assert len(thing._repr_html_()) < 15_000
+    assert len(str(graph)) > 40_000  # the tree that print() shows
+
+
+def test_markup_in_a_name_is_text():
+    assert "&lt;b&gt;" in Text("<b>")._repr_html_()
+
+
+def test_other_records_of_a_build_are_short(step):
+    build = step.builds[0]
+    for record in (build.plan, build.captured):
         assert len(repr(record)) < 200
         assert "\n" not in repr(record)
 
 
-def test_texts_are_not_quoted(step):
+def test_a_text_is_a_string(step):
     for text in (step.show(), step.explain(), step.diff("canonicalise"), step.builds[0].program.text):
-        assert "\n" in text
-        assert in_a_cell(text) == repr(text) == str(text) == text
         assert isinstance(text, str)
-
-
-def test_reports_show_themselves_as_they_print(step):
-    batch = torch.randn(2, 4), torch.randint(3, (2,))
-    for report in (step.verify(*batch), step.find_nonfinite(*batch), step.profile(*batch)):
-        assert in_a_cell(report) == str(report)
-
-
-def test_a_text_is_a_string():
+        assert type(text.upper()) is str
     text = Text("a\nb")
     assert text == "a\nb"
     assert hash(text) == hash("a\nb")
@@ -93,3 +140,4 @@ def test_a_text_is_a_string():
     assert type(text + "c") is str
     assert pickle.loads(pickle.dumps(text)) == copy.deepcopy(text) == text
     assert f"{text}" == "a\nb"
+    assert repr(Text("")) == "<Text: empty>"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +37,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("_PATIENCE", "_LINES", "_RECORDS"):
         monkeypatch.setattr(waiting, name, 0.0 if name != "_LINES" else 0.01)
     monkeypatch.delenv("MONOGRAPH_PROGRESS", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     yield
     assert not [thread for thread in threading.enumerate() if thread.name == "monograph progress"]
 
@@ -94,6 +97,24 @@ def test_a_terminal_has_one_line_that_goes_again(
     assert "\n" not in written
     assert written.endswith("\r\x1b[K")
     assert told(caplog) == []  # no record beside the line
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("where", ["notebook", "editor", "file"])
+def test_a_cell_and_a_file_have_no_line_that_would_go_again(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream: io.StringIO = io.StringIO() if where == "file" else Terminal()
+    if where == "notebook":
+        monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    elif where == "editor":
+        monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("sys.stdout", stream)
+    caplog.set_level(logging.INFO, "monograph.progress")
+    Step()(torch.ones(2, 3))
+    assert stream.getvalue() == ""
+    assert told(caplog)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -11,7 +11,7 @@ from monograph.distributed.planning.mesh import Mesh
 from monograph.distributed.planning.order import RankSteps, RankTimes, acted_out
 from monograph.distributed.planning.rank import RankPlan
 from monograph.errors import DefinitionError
-from monograph.ir.text import bytes_text, count_text, table
+from monograph.ir.text import Shown, bytes_text, count_text, table
 
 FLOPS_PER_SECOND: Final = 1e14
 MEMORY_BYTES_PER_SECOND: Final = 1e12
@@ -19,8 +19,8 @@ LINK_BYTES_PER_SECOND: Final = 1e10
 LATENCY_SECONDS: Final = 1e-5
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Shown):
     """How long a step takes by a model of the machines: ops take what their work takes at least, one after the other.
 
     `work_seconds` is that of the rank that works longest. `communication_seconds` is what all that it sends takes, and
@@ -48,7 +48,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, repr=False)
-class RanksPlan:
+class RanksPlan(Shown):
     """The plan of a step of many ranks. `str()` of it is a table; `ranks` are those that were planned.
 
     Of ranks with parts of tensors the first holds the most; those that differ in nothing are planned once. Of a pipeline of more
@@ -128,9 +128,6 @@ class RanksPlan:
                 hint=f"link_bytes_per_second={{{', '.join(f'{name!r}: 1e10' for name in names)}}}",
             )
         return speed
-
-    def __repr__(self) -> str:
-        return str(self)
 
     def __str__(self) -> str:
         grid = " x ".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +42,17 @@ class Holding:
     phase: str
     nbytes: int
     tensors: int
+
+
+def by_module(held: Iterable[Holding]) -> Mapping[str, Mapping[str, int]]:
+    """Bytes by module and kind, each module with all that is inside of it; the most first."""
+    found: dict[str, dict[str, int]] = {}
+    for item in held:
+        parts = [item.module] if item.module.startswith("optimizer.") else item.module.split(".")
+        for end in range(1, len(parts) + 1):
+            kinds = found.setdefault(".".join(parts[:end]), {})
+            kinds[item.kind] = kinds.get(item.kind, 0) + item.nbytes
+    return dict(sorted(found.items(), key=lambda entry: -sum(entry[1].values())))
 
 
 def holders(plan: Plan, memory: MemoryPlan) -> tuple[Holding, ...]:

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from monograph.errors import DefinitionError
 from monograph.inspect.memory.chart import drawn
-from monograph.inspect.memory.holders import GIVEN, Holding
+from monograph.inspect.memory.holders import GIVEN, Holding, by_module
 from monograph.inspect.memory.point import Point
-from monograph.ir.text import bytes_text, count_text, table
+from monograph.ir.text import Shown, bytes_text, count_text, table
 
 _SHOWN: Final = 12  # rows of a table
 
@@ -26,7 +26,7 @@ class PassMemory:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryReport:
+class MemoryReport(Shown):
     """The memory of one step, known before it runs. `str()` of it is a table.
 
     `peak_bytes` is what the step itself holds when it holds most, above `state_bytes`, which parameters, buffers and
@@ -62,13 +62,7 @@ class MemoryReport:
 
     def by_module(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes at the peak by module and kind, each module with all that is inside of it; the most first."""
-        found: dict[str, dict[str, int]] = {}
-        for item in self.holders:
-            parts = [item.module] if item.module.startswith("optimizer.") else item.module.split(".")
-            for end in range(1, len(parts) + 1):
-                kinds = found.setdefault(".".join(parts[:end]), {})
-                kinds[item.kind] = kinds.get(item.kind, 0) + item.nbytes
-        return dict(sorted(found.items(), key=lambda entry: -sum(entry[1].values())))
+        return by_module(self.holders)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, of dicts, lists, strings and ints, for JSON."""
@@ -98,9 +92,6 @@ class MemoryReport:
             raise DefinitionError(
                 f"plot({str(path)!r}): pictures are SVG or PNG files", hint='plot("memory.svg")'
             )
-
-    def __repr__(self) -> str:
-        return f"<MemoryReport of {self.graph}: {self._head()}>"
 
     def _head(self) -> str:
         return (

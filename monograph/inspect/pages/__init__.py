@@ -1,4 +1,4 @@
-"""Pages and drawings of a build: HTML, SVG and DOT.
+"""Tables of modules, pages and drawings of a build: text, HTML, SVG and DOT.
 
-In: builds. Out: files. Imports `compiler`, `inspect`, `inspect/memory`, `ir`, `passes/inductor`.
+In: builds. Out: texts and files. Imports `compiler`, `inspect`, `inspect/memory`, `ir`, `passes/inductor`, `recompute` and `state`.
 """

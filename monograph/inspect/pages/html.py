@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import linecache
 from collections.abc import Mapping, Sequence
@@ -15,30 +14,30 @@ from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.diff import diff_text
 from monograph.inspect.memory.reading import memory_report
+from monograph.inspect.pages.modules import StepSummary, amount
 from monograph.inspect.profile import Profile
 from monograph.ir.meta import compute_nodes, labels, origin, value
 from monograph.ir.printer import call_text
 from monograph.ir.text import bytes_text
 from monograph.passes.inductor.inline_parts import inline_parts
 
-_OPEN_LEVELS = 2
 _LONGEST_FILE = 20_000  # lines of a source file that are kept
 
 
 def write_html(
-    path: str | Path, name: str, build: Build, explained: str, profile: Profile | None = None
+    path: str | Path, summary: StepSummary, build: Build, explained: str, profile: Profile | None = None
 ) -> None:
-    """Write the page. `profile` is one of this build; without it there is none on the page."""
+    """Write the page. `summary` and `profile` are of this build; without a profile there is none on the page."""
     target = Path(path)
     if target.suffix not in (".html", ".htm"):
         raise DefinitionError(f"to_html({str(path)!r}): a page is an HTML file", hint='to_html("step.html")')
     template = files("monograph.inspect.pages").joinpath("page.html").read_text()
-    text = json.dumps(_data(name, build, explained, profile), separators=(",", ":"))
+    text = json.dumps(_data(summary, build, explained, profile), separators=(",", ":"))
     safe = text.replace("<", "\\u003c")  # nothing in it may end the script element
     target.write_text(template.replace("@DATA@", safe))
 
 
-def _data(name: str, build: Build, explained: str, profile: Profile | None) -> dict[str, Any]:
+def _data(summary: StepSummary, build: Build, explained: str, profile: Profile | None) -> dict[str, Any]:
     program = inline_parts(build.stages[0].program)
     numbers: dict[str, int] = {}
     nodes = []
@@ -49,15 +48,35 @@ def _data(name: str, build: Build, explained: str, profile: Profile | None) -> d
             node.name, call_text(node), _made(value(node)), place.phase, place.module, number, place.line,
             list(labels(node)),
         ])  # fmt: skip
-    memory = memory_report(name, build)
+    memory = memory_report(summary.graph, build)
     data = {
-        "name": name,
+        "name": summary.graph,
         "about": f"build {build.number} on {build.backend}: {build.reason}; as captured, {len(nodes)} ops",
         "nodes": nodes,
         "files": [{"path": file, "lines": _lines(file)} for file in numbers],
+        "summary": {
+            "about": summary.about,
+            "tiles": _tiles(summary, profile),
+            "modules": [
+                [
+                    row.path,
+                    row.kind,
+                    row.depth,
+                    row.output,
+                    row.num_parameters,
+                    row.flops.get("forward", 0),
+                    row.flops.get("backward", 0),
+                    row.peak_bytes,
+                ]
+                for row in summary.modules
+            ],
+        },
         "memory": {
             "about": str(memory).partition("\n\n")[0],
-            "points": [[point.op, point.running_bytes, str(point.where)] for point in memory.timeline],
+            "points": [
+                [point.op, point.running_bytes, str(point.where), point.where.phase]
+                for point in memory.timeline
+            ],
             "held": memory.state_bytes + memory.argument_bytes,
             "kinds": list(memory.by_kind().items()),
             "modules": [
@@ -83,6 +102,20 @@ def _data(name: str, build: Build, explained: str, profile: Profile | None) -> d
     return data
 
 
+def _tiles(summary: StepSummary, profile: Profile | None) -> Sequence[tuple[str, str]]:
+    """The few numbers that say how large a step is, each with its name."""
+    measured = [("a step", f"{profile.step_seconds * 1e3:.3f} ms")] if profile is not None else []
+    total = summary.state_bytes + summary.argument_bytes + summary.peak_bytes
+    return [
+        *measured,
+        ("parameters", f"{summary.num_parameters:,}"),
+        ("FLOPs", amount(summary.total_flops) or "none counted"),
+        ("at the peak", bytes_text(total)),
+        ("of which state", bytes_text(summary.state_bytes)),
+        ("made by the step", bytes_text(summary.peak_bytes)),
+    ]
+
+
 def _lines(file: str) -> Sequence[str]:
     return [line.rstrip("\n") for line in linecache.getlines(file)[:_LONGEST_FILE]]
 
@@ -97,20 +130,3 @@ def _kinds_text(kinds: Mapping[str, int]) -> str:
     """What a module holds, the most first."""
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     return ", ".join(f"{kind} {bytes_text(nbytes)}" for kind, nbytes in ordered)
-
-
-def tree_html(text: str) -> str:
-    """The tree that `print(graph)` shows, with blocks that unfold; the outer two levels are open."""
-    lines, depth = ['<div style="font-family: monospace; white-space: pre-wrap">'], 0
-    for line in text.splitlines():
-        shown = html.escape(line.strip())
-        if line.rstrip().endswith(": ("):
-            opened = " open" if depth < _OPEN_LEVELS else ""
-            lines.append(f'<details{opened} style="margin-left: 1em"><summary>{shown[:-2]}</summary>')
-            depth += 1
-        elif line.strip() == ")" and depth:
-            lines.append("</details>")
-            depth -= 1
-        else:
-            lines.append(f'<div style="margin-left: 2em">{shown}</div>')
-    return "".join([*lines, "</details>" * depth, "</div>"])

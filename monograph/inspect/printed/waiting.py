@@ -33,7 +33,7 @@ class FootLine:
     """One line at the foot of a terminal, which goes again; nothing elsewhere."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream if stream is not None and stream.isatty() else None
+        self._stream = stream if stream is not None and _is_terminal(stream) else None
         self._shown = False
 
     @property
@@ -54,6 +54,14 @@ class FootLine:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
         self._shown = False
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    """True if what is written can be cleared again: not in a file, in a cell of a notebook, or in the shell of an editor.
+
+    A kernel of Jupyter may say that it is a terminal, since it knows colours.
+    """
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and "ipykernel" not in sys.modules
 
 
 class Waiting(Observer):
