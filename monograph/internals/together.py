@@ -110,18 +110,19 @@ class Together:
 
     def meet_eagerly(self, name: str, request: Request) -> None:
         """All are about to run a step in eager mode, if that sends anything."""
-        owned = request.owned
-        groups = {
-            item.group
-            for item in replicas_of(owned, owned.named_modules(), request.settings)
-            if item.size > 1
-        }
-        if groups and owned.optimizers:
+        owned, settings = request.owned, request.settings
+        modules = owned.named_modules()
+        groups = {item.group for item in replicas_of(owned, modules, settings) if item.size > 1}
+        if pipeline_of(owned, modules, settings) is not None:
+            self._agreed_on(name, ()).meet("eager")
+        elif groups and owned.optimizers:
             self._agreed_on(name, groups).meet("eager")
 
     def _signature_of(self, build: Build) -> Signature:
         if build.number not in self._signatures:
-            agreed = build.captured.agreed  # by the ranks of a pipeline, each of which has other collectives
+            agreed = (
+                build.captured.shares.agreed
+            )  # by the ranks of a pipeline, each of which has other collectives
             programs = () if agreed else build.plan.program.programs
             self._signatures[build.number] = _agreement().signature_of(
                 (op for part in programs for op in part.ops()), tensor_of=form, agreed=agreed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -96,16 +96,26 @@ def _check_whole(modules: Mapping[str, nn.Module]) -> None:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """How a step is shared out among the ranks of a pipeline; of any other step nothing."""
+
+    agreed: str = ""  # what all ranks have in common
+    owners: Mapping[str, int] = field(default_factory=dict)  # the rank that updates a state, by path
+    elsewhere: frozenset[str] = frozenset()  # the parameters and buffers that other ranks update
+    state_elsewhere: frozenset[str] = frozenset()  # and what belongs to these
+    draws: str = ""  # why one process cannot draw the random numbers of all ranks as they do
+
+
+@dataclass(frozen=True)
 class OfRank:
     """What a process runs of a step: its program, and where the inputs and outputs of that are among those of the whole."""
 
     program: Program
-    agreed: str = ""  # what all ranks have in common
+    shares: Shares = Shares()
     notes: tuple[str, ...] = ()
     inputs: tuple[int, ...] | None = None  # None if it is the whole step
     outputs: tuple[int, ...] = ()
     state: frozenset[int] = frozenset()  # the inputs of the whole that are state
-    elsewhere: frozenset[str] = frozenset()  # the parameters and buffers that other ranks update
 
     def sources(self, found: Iterable[Source]) -> tuple[Source, ...]:
         """Those of its inputs."""
@@ -150,22 +160,27 @@ def of_this_rank(
     if pipeline is None:
         return OfRank(program)
     spread = Spread(program, pipeline, batch_paths(call), taken_over)
-    own = of_rank(spread, rank_in(pipeline.group))
+    rank = rank_in(pipeline.group)
+    own = of_rank(spread, rank)
     kept = {port.path for port in own.inputs}
     inputs = {port.path: index for index, port in enumerate(program.inputs)}
     outputs = {(port.role, port.path): index for index, port in enumerate(program.outputs)}
+    state = [port for port in program.inputs if port.role in STATE]
+    owners = {port.path: owner for port in state if (owner := spread.rank_of(port)) is not None}
+    of_modules = {port.path for port in state if port.role in (Role.PARAM, Role.BUFFER)}
     return OfRank(
         own,
-        spread.text,
+        Shares(
+            spread.text,
+            owners,
+            frozenset(of_modules - kept),
+            frozenset(path for path, owner in owners.items() if owner != rank and path not in of_modules),
+            spread.mixed_draws,
+        ),
         tuple(_about_draws(spread)),
         tuple(inputs[port.path] for port in own.inputs),
         tuple(outputs[port.role, port.path] for port in own.outputs),
         frozenset(index for index, port in enumerate(program.inputs) if port.role in STATE),
-        frozenset(
-            port.path
-            for port in program.inputs
-            if port.role in (Role.PARAM, Role.BUFFER) and port.path not in kept
-        ),
     )
 
 

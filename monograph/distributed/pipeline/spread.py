@@ -16,7 +16,7 @@ from monograph.distributed.pipeline.homes import is_scalar
 from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.pipeline.update import Update
 from monograph.distributed.programs.collectives import collectives_in_order
-from monograph.ir.meta import form
+from monograph.ir.meta import form, origin
 from monograph.ir.port import GRADIENTS, Port, Role
 from monograph.ir.program import Program
 
@@ -81,6 +81,23 @@ class Spread:
     def drawing(self) -> set[int]:
         """The stages that draw random numbers in a micro-batch."""
         return {place.stage for node, place in self.micro.place.items() if is_random(node.target)}
+
+    @property
+    def mixed_draws(self) -> str:
+        """Why one process that runs all stages cannot draw the numbers of each rank by where its modules are; empty if it can."""
+        by_rank: dict[int, set[int]] = {}
+        for node, place in self.micro.place.items():
+            if not is_random(node.target):
+                continue
+            if place.is_backward or self.pipeline.stage_of(origin(node).module) != place.stage:
+                return f"{node.name} draws outside of the forward of a stage"
+            by_rank.setdefault(self.ranks[place.stage], set()).add(place.stage)
+        for rank, stages in by_rank.items():
+            if len(stages) > 1:
+                return f"rank {rank} draws in the stages {', '.join(map(str, sorted(stages)))}, in the order of its schedule"
+        nodes = self.update.homes.split.graph.nodes
+        late = next((node.name for node in nodes if is_random(node.target)), "")
+        return f"{late} draws in the update" if late else ""
 
     def rank_of(self, port: Port) -> int | None:
         """The rank that a gradient is summed on, or that updates state; None for what all ranks have."""
