@@ -60,6 +60,10 @@ class Task:
     stages: tuple[tuple[str, int], ...]
     batch: Callable[[torch.Generator], tuple[torch.Tensor, torch.Tensor]]
 
+    @property
+    def num_stages(self) -> int:
+        return 1 + max(stage for _, stage in self.stages)
+
 
 def _words(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (2 * MICRO_BATCHES, 3)
@@ -270,7 +274,7 @@ def compare(
     torch.manual_seed(place)
     model = task.make()
     base = copy.deepcopy(model)
-    num_stages = 1 + max(stage for _, stage in task.stages)
+    num_stages = task.num_stages
     mine = stages_of(rank, ranks, num_stages, schedule)
     others = {path for path, stage in task.stages if stage not in mine}
     if extras.on_meta:

@@ -65,14 +65,6 @@ def _differing(graph: mg.Graph) -> None:
     graph.config.set_pipeline_schedule("1F1B" if dist.get_rank() else "GPipe")
 
 
-def _eager(_rank: int) -> None:
-    task = tied(2)
-    model = task.make()
-    step = Step(task, model, torch.optim.SGD(model.parameters()), "1F1B", Extras())
-    with pytest.raises(mg.DistributedError, match="each has the state of its own stages"):
-        step.eager(*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
-
-
 def _resumed(rank: int) -> None:
     """A rank saves what it updates, another graph goes on from there, and one process alone says what is missing."""
     task, extras = tied(2), replace(EVERY, infinite_in=None)
@@ -169,7 +161,6 @@ QUICK: dict[str, Case] = {
         TWO, "there are no micro-batches", lambda graph: graph.config.set_gradient_accumulation_steps(1)
     ),
     "zero": _refused(TWO, "enable_zero() is on", lambda graph: graph.config.enable_zero(stage=1)),
-    "eager mode": _eager,
     "resumed": _resumed,
     "not finite": _not_finite,
     "other schedules": _refused(TWO, "differs from the others: it has ", _differing),

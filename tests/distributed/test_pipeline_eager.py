@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -13,11 +12,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import monograph as mg
-from tests.distributed import test_pipeline_random as drawing
+from monograph.internals.internals import internals_of
+from tests.distributed import test_pipeline_random as random_stages
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, OPTIMIZERS, Extras, Step, Task, stages_of, tied
 from tests.distributed.training import Case, Wrong, assert_right, local
 from tests.support import assert_same
 
+TIED, PLAIN = tied(2), Extras()
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
 
 
@@ -27,12 +28,10 @@ def _mesh() -> Any:
 
 
 def _made(
-    task: Task, optimizer: str, schedule: str, extras: Extras, *, copies: bool, rank: int, ranks: int
+    task: Task, optimizer: str, schedule: str, extras: Extras, mine: set[int], *, copies: bool = False
 ) -> Step:
     torch.manual_seed(0)
     model = task.make()
-    num_stages = 1 + max(stage for _, stage in task.stages)
-    mine = stages_of(rank, ranks, num_stages, schedule)
     for path, stage in task.stages:
         if extras.on_meta and stage not in mine:
             model.get_submodule(path).to("meta")
@@ -44,7 +43,7 @@ def _made(
     return step
 
 
-def _values(step: Step, *, with_averages: bool = True) -> dict[str, Any]:
+def _values(step: Step) -> dict[str, Any]:
     """All that a step may change, of what is on this rank."""
     found = {name: item.clone() for name, item in step.model.state_dict().items() if not item.is_meta}
     (registered,) = [item.optimizer for item in _owned(step).optimizers]
@@ -61,24 +60,22 @@ def _values(step: Step, *, with_averages: bool = True) -> dict[str, Any]:
 
 
 def _owned(step: Step) -> Any:
-    return step._monograph.owned()
+    return internals_of(step).owned()
 
 
 def alike(
     rank: int,
     *,
-    task: Task = tied(2),
+    task: Task = TIED,
     optimizer: str = "adamw",
     schedule: str = "1F1B",
-    extras: Extras = Extras(),
+    extras: Extras = PLAIN,
     copies: bool = False,
 ) -> None:
     """Steps of the graph and in eager mode: the same results and state; `verify()` agrees and changes nothing."""
     place = _mesh().get_local_rank("dp") if copies else 0
-    rank, ranks = (_mesh().get_local_rank("pp") if copies else rank), 2
-    ours, other = (
-        _made(task, optimizer, schedule, extras, copies=copies, rank=rank, ranks=ranks) for _ in range(2)
-    )
+    stages = stages_of(_mesh().get_local_rank("pp") if copies else rank, 2, task.num_stages, schedule)
+    ours, other = (_made(task, optimizer, schedule, extras, stages, copies=copies) for _ in range(2))
     generator = torch.Generator().manual_seed(7 + place)
     for index in range(3):
         factor = torch.ones(MICRO_BATCHES)
@@ -107,9 +104,72 @@ def _plain(item: Any) -> Any:
     )
 
 
+def own_state_alone(rank: int) -> None:
+    """No rank keeps what optimizers have for parameters of others."""
+    step = _made(TIED, "adamw", "1F1B", PLAIN, {rank})
+    batch = (*TIED.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
+    for run in (step.eager, step):
+        run(*batch)
+        entries = _owned(step).optimizers[0].optimizer.state
+        mine = [path for path, stage in TIED.stages if stage == rank]
+        own = {id(p) for path in mine for p in step.model.to(nn.Module).get_submodule(path).parameters()}
+        assert {id(owner) for owner in entries} == own
+
+
+def drawing(rank: int) -> None:
+    """Each stage draws by the generator of its rank, and these go on as after a step of the graph."""
+    ours, other = (random_stages.Step(random_stages.model()) for _ in range(2))
+    batches = random_stages.batches()
+    states = [torch.manual_seed(100 + rank).get_state()] * 2
+    for x in batches[:3]:
+        found = []
+        for index, run in enumerate((ours, other.eager)):
+            torch.set_rng_state(states[index])
+            found.append(run(x).detach())
+            states[index] = torch.get_rng_state()
+        assert_same(*found, "loss")
+        assert_same(*states, "generator")
+    assert_same(random_stages.own(ours.model, rank), random_stages.own(other.model, rank), "model")
+    before = torch.get_rng_state()
+    report = ours.verify(batches[3])
+    assert report.ok, report
+    assert_same(before, torch.get_rng_state(), "generator")
+
+
+def drawing_in_two_stages(rank: int) -> None:
+    """A rank draws for the second micro-batch of a stage before it draws in its other stage: one process cannot do so."""
+    step = random_stages.Step(random_stages.model(4), "Interleaved1F1B", 4)
+    (x, *_) = random_stages.batches()
+    for look in (step.eager, step.verify):
+        with pytest.raises(mg.DistributedError, match=r"rank 0 draws in the stages 0, 2"):
+            look(x)
+    step(x)
+
+
+def alone(rank: int) -> None:
+    """The others are named to the rank that looks at a step alone."""
+    step = _made(TIED, "sgd", "1F1B", PLAIN, {rank})
+    batch = (*TIED.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
+    step(*batch)
+    if rank == 0:
+        with pytest.raises(
+            mg.DistributedError, match=r"graph.eager\(\) waits for all ranks: rank 1 called verify"
+        ):
+            step.eager(*batch)
+    else:
+        with pytest.raises(
+            mg.DistributedError, match=r"graph.verify\(\) waits for all ranks: rank 0 called eager"
+        ):
+            step.verify(*batch)
+
+
 QUICK: dict[str, Case] = {
     "adamw, everything": partial(alike, extras=EVERY),
-    "on meta": partial(alike, extras=Extras(clip=0.3, averaged=False, on_meta=True)),
+    "on meta": partial(alike, extras=Extras(clip=0.3, averaged=True, on_meta=True)),
+    "own state alone": own_state_alone,
+    "drawing": drawing,
+    "drawing in two stages": drawing_in_two_stages,
+    "alone": alone,
 }
 LONG: dict[str, Case] = {
     "images": partial(alike, task=IMAGES, optimizer="sgd"),
