@@ -186,7 +186,7 @@ def _compared(
         found, verdict = compare(number, one, other, exact)
         compared += found
         judged |= {k: item for k, item in verdict.items() if k not in judged or not item.ok_for_one_step}
-        is_one_step = is_compiled or all(report.eager_ok for report in verdict.values())
+        is_one_step = all(report.eager_ok for report in verdict.values())
         if wrong is None and not (is_one_step and is_fine(found, verdict)):
             wrong = number
     return compared, judged, wrong

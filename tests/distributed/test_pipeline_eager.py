@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import monograph as mg
+from monograph.distributed.pipeline.rank import _Step
 from monograph.internals.internals import internals_of
 from tests.distributed import test_pipeline_random as random_stages
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, OPTIMIZERS, Extras, Step, Task, stages_of, tied
@@ -163,6 +164,22 @@ def alone(rank: int) -> None:
             step.verify(*batch)
 
 
+def wrong(rank: int, backend: str = "aten") -> None:
+    """A capture in which each micro-batch is the first one is found, whatever runs it."""
+    step = _made(TIED, "adamw", "1F1B", Extras(backend=backend), {rank})
+    batch = (*TIED.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
+    with pytest.MonkeyPatch.context() as patch:
+        rows = _Step._rows
+        patch.setattr(_Step, "_rows", lambda step, port, _micro_batch: rows(step, port, 0))
+        report = step.verify(*batch)
+    assert not report.ok
+    assert report.ranks == (0, 1)
+    assert report.first is not None
+    assert report.first.cause == "capture", report
+    right = _made(TIED, "adamw", "1F1B", Extras(backend=backend), {rank}).verify(*batch)
+    assert right.ok, right
+
+
 QUICK: dict[str, Case] = {
     "adamw, everything": partial(alike, extras=EVERY),
     "on meta": partial(alike, extras=Extras(clip=0.3, averaged=True, on_meta=True)),
@@ -170,8 +187,10 @@ QUICK: dict[str, Case] = {
     "drawing": drawing,
     "drawing in two stages": drawing_in_two_stages,
     "alone": alone,
+    "wrong": wrong,
 }
 LONG: dict[str, Case] = {
+    "wrong, compiled": partial(wrong, backend="inductor"),
     "images": partial(alike, task=IMAGES, optimizer="sgd"),
     "foreach, v": partial(alike, task=tied(4), optimizer="foreach", schedule="ZBVZeroBubble", extras=EVERY),
     "fused, interleaved": partial(alike, task=tied(4), optimizer="fused", schedule="Interleaved1F1B"),
