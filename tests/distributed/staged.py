@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,23 @@ class Tied(nn.Module):
         for layer in self.layers:
             hidden = hidden + layer(hidden)
         return F.linear(self.norm(hidden + first), self.embedding.weight)
+
+
+class Frozen(Tied):
+    """One stage of two is not trained: it has no gradients."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__(2)
+        self.head = nn.Linear(6, 11)
+        first, last = (self.embedding, self.layers[0]), (self.layers[1], self.norm, self.head)
+        for module in last if stage else first:
+            module.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(x)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(self.norm(hidden))
 
 
 class Images(nn.Module):
@@ -80,6 +98,10 @@ def tied(num_stages: int) -> Task:
     layers = [(f"layers.{index}", index) for index in range(num_stages)]
     stages = (("embedding", 0), *layers, ("norm", num_stages - 1))
     return Task(lambda: Tied(num_stages), stages, _words)
+
+
+def frozen(stage: int) -> Task:
+    return Task(partial(Frozen, stage), (*tied(2).stages, ("head", 1)), _words)
 
 
 IMAGES = Task(Images, (("stem", 0), ("body", 1), ("head", 1)), _pictures)
@@ -216,6 +238,8 @@ class Eager:
     def _reduce(self, sums: dict[str, torch.Tensor]) -> None:
         """Add the means of the gradients of a micro-batch."""
         for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             mean = parameter.grad
             dist.all_reduce(mean, group=self.group)
             mean /= self.group.size()

@@ -16,11 +16,13 @@ import torch.distributed as dist
 
 import monograph as mg
 from tests.distributed.processes import Group, on_ranks
-from tests.distributed.staged import IMAGES, MICRO_BATCHES, Eager, Extras, Step, compare, tied
+from tests.distributed.staged import IMAGES, MICRO_BATCHES, Eager, Extras, Step, compare, frozen, tied
 from tests.distributed.training import Case, Wrong, assert_right
 from tests.support import assert_same
 
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
+
+SCALED = Extras(scaled=True, infinite_in=(1, 2))
 
 
 def _two_stages(schedule: str, optimizer: str, extras: Extras | None = None) -> Case:
@@ -142,6 +144,7 @@ QUICK: dict[str, Case] = {
     "infinite in the first stage": _two_stages(
         "1F1B", "sgd", replace(EVERY, infinite_at="layers.0.0.weight")
     ),
+    "frozen last stage": lambda rank: _no_more(compare(frozen(1), "sgd", "1F1B", rank, SCALED, steps=5)),
     "images": lambda rank: _no_more(compare(IMAGES, "sgd", "1F1B", rank)),
     "on meta": _two_stages("1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
     "zero bubble v": _four_stages("ZBVZeroBubble"),

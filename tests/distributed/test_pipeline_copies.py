@@ -21,7 +21,7 @@ import monograph as mg
 from monograph.ir.meta import form
 from monograph.ir.port import Role
 from tests.distributed.processes import on_ranks
-from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, Task, compare, tied, whole
+from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, Task, compare, frozen, tied, whole
 from tests.distributed.training import Case, Wrong, assert_right, run_cases
 from tests.support import assert_same
 
@@ -163,6 +163,10 @@ MORE: dict[str, Case] = {
     "on meta": _copies(tied(2), "1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
     "zero 1": _copies(tied(2), "1F1B", "adamw", replace(EVERY, zero=1)),
     "zero 2, sgd": _copies(IMAGES, "1F1B", "sgd", Extras(zero=2)),
+    "frozen last stage": _copies(frozen(1), "1F1B", "sgd", Extras(scaled=True, infinite_in=(1, 2))),
+    "frozen first stage, zero 2": _copies(
+        frozen(0), "1F1B", "adamw", Extras(scaled=True, infinite_in=(1, 2), zero=2)
+    ),
     "resumed": _resumed,
 }
 

@@ -145,7 +145,7 @@ class Spread:
     def maker(self, port: Port) -> int | None:
         """The rank that makes an output of the step; None if all do."""
         if (port.role, port.path) in self.update.late:
-            return self.update.home(port)
+            return None if self.is_sent_to_all(port) else self.update.home(port)
         made = self._early.get((port.role, port.path))
         return None if made is None else self.ranks[self.micro.stage_of(*made).stage]
 
@@ -157,8 +157,10 @@ class Spread:
     def is_for(self, port: Port, rank: int) -> bool:
         """True for an output of the update that a rank makes: its own state, and what all ranks have."""
         home = self.update.home(port)
+        if self.is_sent_to_all(port):
+            return True
         if port.role is not Role.STATE:
-            return home in (None, rank) or self.is_sent_to_all(port)
+            return home in (None, rank)
         if home is not None:
             return home == rank
         known = self._inputs.get(port.path)
