@@ -130,6 +130,7 @@ class Extras:
     checkpointed: bool = False
     on_meta: bool = False  # the modules of other ranks
     zero: int = 0  # over copies of the pipeline
+    placed: tuple[tuple[int, ...], ...] = ()  # by stage the ranks
 
 
 def loss_of(
@@ -141,13 +142,14 @@ def loss_of(
     return loss * factor.mean()
 
 
-def place(block: Any, stages: tuple[tuple[str, int], ...]) -> None:
-    """Set the stages of modules inside of a block."""
+def place(block: Any, stages: tuple[tuple[str, int], ...], placed: tuple[tuple[int, ...], ...] = ()) -> None:
+    """Set the stages of modules inside of a block, and by stage the ranks."""
     for path, stage in stages:
         inner = block
         for name in path.split("."):
             inner = inner[int(name)] if name.isdigit() else getattr(inner, name)
-        inner.to(mg.GraphModule).set_stage(stage)
+        placement = mg.distributed.placement("cpu", placed[stage]) if placed else None
+        inner.to(mg.GraphModule).set_stage(stage, placement)
 
 
 def moving(optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -159,7 +161,7 @@ class Step(mg.Graph):
         super().__init__()
         self.model, self.extras = model, extras
         self.add_optimizer(optimizer, lr_sch=moving(optimizer))
-        place(self.model, task.stages)
+        place(self.model, task.stages, extras.placed)
         if extras.scaled:
             self.set_grad_scaler(torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2))
         if extras.averaged:

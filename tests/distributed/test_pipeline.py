@@ -38,7 +38,12 @@ def _no_more(step: Step) -> None:
     assert torch._C._distributed_c10d._get_work_registry_size() == 0
 
 
-def _refused(stages: Sequence[tuple[str, int]], said: str, configure: Callable[[mg.Graph], None]) -> Case:
+def _refused(
+    stages: Sequence[tuple[str, int]],
+    said: str,
+    configure: Callable[[mg.Graph], None],
+    placed: tuple[tuple[int, ...], ...] = (),
+) -> Case:
     """The same error on each rank, and nothing is changed."""
 
     def case(rank: int) -> None:
@@ -46,7 +51,7 @@ def _refused(stages: Sequence[tuple[str, int]], said: str, configure: Callable[[
         torch.manual_seed(0)
         model = task.make()
         optimizer = torch.optim.AdamW(model.parameters())
-        step = Step(task, model, optimizer, "1F1B", Extras())
+        step = Step(task, model, optimizer, "1F1B", Extras(placed=placed))
         configure(step)
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(mg.DistributedError) as found:
@@ -143,6 +148,15 @@ QUICK: dict[str, Case] = {
     "1f1b foreach, everything": _two_stages("1F1B", "foreach", EVERY),
     "infinite in the first stage": _two_stages(
         "1F1B", "sgd", replace(EVERY, infinite_at="layers.0.0.weight")
+    ),
+    "placed": lambda rank: _no_more(
+        compare(tied(2), "sgd", "1F1B", 1 - rank, replace(EVERY, placed=((1,), (0,))))
+    ),
+    "placed on two": _refused(
+        TWO, "of stage 0 is placed on the ranks [0, 1], of which [0, 1] is in", _nothing, ((0, 1), (1,))
+    ),
+    "two placed on one": _refused(
+        TWO, "stage 1 is placed on the process of stage 0, and 1F1B runs them on two", _nothing, ((1,), (1,))
     ),
     "frozen last stage": lambda rank: _no_more(compare(frozen(1), "sgd", "1F1B", rank, SCALED, steps=5)),
     "images": lambda rank: _no_more(compare(IMAGES, "sgd", "1F1B", rank)),

@@ -41,6 +41,10 @@ def _copies(task: Task, schedule: str, optimizer: str, extras: Extras | None = N
     return case
 
 
+def _no_more(_step: Step) -> None:
+    assert torch._C._distributed_c10d._get_work_registry_size() == 0
+
+
 def _step(extras: Extras, mesh: Any = None, zero: int | None = None) -> Step:
     torch.manual_seed(0)
     model = tied(2).make()
@@ -166,6 +170,16 @@ MORE: dict[str, Case] = {
     "frozen last stage": _copies(frozen(1), "1F1B", "sgd", Extras(scaled=True, infinite_in=(1, 2))),
     "frozen first stage, zero 2": _copies(
         frozen(0), "1F1B", "adamw", Extras(scaled=True, infinite_in=(1, 2), zero=2)
+    ),
+    "placed": lambda _rank: _no_more(
+        compare(
+            tied(2),
+            "sgd",
+            "1F1B",
+            1 - _mesh().get_local_rank("pp"),
+            Extras(clip=0.3, placed=((1, 3), (0, 2))),
+            mesh=_mesh(),
+        )
     ),
     "resumed": _resumed,
 }

@@ -15,6 +15,7 @@ from monograph.compat.distributed.groups import (
     import_fake_collectives,
     num_processes,
     rank_in,
+    ranks_in,
     shared_name,
     whole_group,
 )
@@ -73,11 +74,26 @@ def pipeline_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
     group = shared_name(whole_group() if mesh is None else group_of_stages(mesh))
     if (size := group_size(group)) == 1:
         return None
+    placed = tuple(sorted(set(_placed(settings, ranks_in(group)))))
     found = Pipeline(
-        dict(settings.stages), size, settings.accumulation_steps, settings.pipeline_schedule, group
+        dict(settings.stages), size, settings.accumulation_steps, settings.pipeline_schedule, group, placed
     )
     check_stages(found, modules)
     return found
+
+
+def _placed(settings: Settings, ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The stages that are placed, each with the number of its process among `ranks`, those of this copy of the pipeline."""
+    stages = dict(settings.stages)
+    for path, placement in settings.placements:
+        here = [rank for rank in placement if rank in ranks]
+        if len(here) != 1:
+            raise DistributedError(
+                f"module {path} of stage {stages[path]} is placed on the ranks {list(placement)}, of which {here or 'none'} "
+                f"is in the pipeline of the ranks {list(ranks)}: a stage runs on one process",
+                hint="place it on one rank of each copy of the pipeline, or leave the placement out",
+            )
+        yield stages[path], ranks.index(here[0])
 
 
 def _check_whole(modules: Mapping[str, nn.Module]) -> None:
