@@ -94,8 +94,14 @@ class Together:
         raise nonfinite
 
     def may_swap(self, name: str, build: Build, step: int, is_ready: bool) -> bool:
-        """True from the step on at which all go over to compiled code, once it `is_ready` in each process."""
-        return self._agreement_of(name, build).swaps(build.program.digest, step, is_ready=is_ready)
+        """True from the step on at which all go over to compiled code, once it `is_ready` in each process.
+
+        Their programs are the same but for those that have stages, or rows, of their own.
+        """
+        zero = build.settings.zero
+        has_own = bool(build.captured.shares.agreed) or (zero is not None and zero.stage < 3)
+        code = f"{self._signature_of(build).digest}/{build.number}" if has_own else build.program.digest
+        return self._agreement_of(name, build).swaps(code, step, is_ready=is_ready)
 
     def meet(self, name: str, builds: Sequence[Build], what: str) -> None:
         """All are about to look at a step. Raises DistributedError in those that do so while others do not."""
