@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -20,7 +20,7 @@ class Holder(Protocol):
 
     def stage_of(self, path: str) -> int | None: ...
 
-    def set_stage(self, path: str, stage: int | None) -> None: ...
+    def set_stage(self, path: str, stage: int | None, ranks: Sequence[int] | None) -> None: ...
 
 
 class GraphModule:
@@ -58,8 +58,9 @@ class GraphModule:
         """Say in which stage of a pipeline the module is, with all inside of it that has no stage of its own.
 
         Where there are several processes and `config.set_gradient_accumulation_steps()`, each runs its stages; one process runs
-        all, and nothing changes. The schedule says which process has which stage, whatever the `placement`. The next call makes a
-        build. Raises DefinitionError for what is no stage.
+        all, and nothing changes. A `placement` says which process runs the stage, one of each copy of the pipeline; without one it
+        is the next in the order of the schedule. The next call makes a build. Raises DefinitionError for what is no stage or no
+        placement, and the next call DistributedError for placements that the schedule cannot take.
         """
         if stage_id is not None and (type(stage_id) is not int or stage_id < 0):
             raise DefinitionError(
@@ -70,7 +71,7 @@ class GraphModule:
                 f"set_stage({stage_id!r}) of {self.name}: this block belongs to no graph",
                 hint="set it on a block of the graph: self.model.to(mg.GraphModule)",
             )
-        self.holder.set_stage(self.name, stage_id)
+        self.holder.set_stage(self.name, stage_id, None if placement is None else _ranks_of(placement))
 
     def __repr__(self) -> str:
         return f"(GraphModule:{self.name}({type(self.module).__name__}))"
@@ -174,6 +175,17 @@ class Block:
             view.holder = holder
             object.__setattr__(self, "_block_view", view)
         return view
+
+
+def _ranks_of(placement: Any) -> tuple[int, ...]:
+    """The processes of a placement."""
+    try:
+        return tuple(map(int, placement))
+    except (TypeError, ValueError):
+        raise DefinitionError(
+            f"set_stage() got a {type(placement).__name__} as placement",
+            hint='mg.distributed.placement("cpu", ranks=[0])',
+        ) from None
 
 
 def _module(block: Block) -> nn.Module:

@@ -23,10 +23,8 @@ from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_k
 from monograph.compat.traces.branches import unseen_function_mode
 from monograph.distributed.averages import AveragedGradients
 from monograph.distributed.buffers import summed_later, take_over_buffers
-from monograph.distributed.pipeline.bound import pipeline_of
 from monograph.distributed.replicas import replicas_of
 from monograph.eager_parts import EagerParts, in_parts
-from monograph.errors import DistributedError
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
@@ -41,14 +39,10 @@ def eager_step(
     """Run build() and the updates as the graph does them. Gradients are None before, and stay as they come.
 
     `arguments` are those of the call: build() may change the containers among them. Each micro-batch gets its own.
+    In a pipeline this process has the state of all stages meanwhile (`whole_model`).
     Gives what build() returned, and how often each optimizer has stepped.
     """
     owned = request.owned
-    if pipeline_of(owned, owned.named_modules(), request.settings) is not None:
-        raise DistributedError(
-            "a step in eager mode of modules that have stages, and there are several processes: each has the state of its own stages",
-            hint="call the graph; for a reference train in one process",
-        )
     seen = _Seen(request)
     with in_parts(owned, request.settings) as parts:
         returned, stepped = _step(request, arguments, seen, parts)

@@ -16,7 +16,7 @@ from torch import nn
 from monograph.capture.optimizers.on_parts import FusedOnParts
 from monograph.compat.distributed.fully_shard import ShardedModule, ShardedParameter
 from monograph.compat.distributed.tensors import local_of, mean_as, whole_here
-from monograph.compat.modes import FunctionMode, outside_of_modes
+from monograph.compat.modes import outside_of_modes
 from monograph.compat.modules import flat_weights_of, parameters_of
 from monograph.compat.optimizers import clipping_by_one_norm
 from monograph.compat.patching import replace_here
@@ -24,6 +24,7 @@ from monograph.compat.tensors import changes_of
 from monograph.distributed.whole_parameters import WholeParameters, modules_of_zero
 from monograph.distributed.zero import parts_of_whole, places_of_parameters, put_into_optimizers
 from monograph.settings import Settings
+from monograph.state.exchanged import calls_with
 from monograph.state.find import Owned
 
 
@@ -117,7 +118,7 @@ def in_parts(owned: Owned, settings: Settings) -> Iterator[EagerParts]:
         if any(owned.whole.values()):
             stack.enter_context(clipping_by_one_norm())
         if made:
-            stack.enter_context(FunctionMode(partial(_by_parts, made)))
+            stack.enter_context(calls_with(made))
         stack.enter_context(FusedOnParts())
         yield parts
         for part in made.values():
@@ -138,17 +139,3 @@ def _exchange(owned: Owned, made: Mapping[int, torch.Tensor]) -> None:
 
 def _called(seen: WholeParameters, call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return seen.run(call, module, args, kwargs)
-
-
-def _by_parts(made: Mapping[int, Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that is given a whole parameter, which code may hold elsewhere, gets the part."""
-    return func(*_with_parts(made, args), **_with_parts(made, kwargs))
-
-
-def _with_parts(made: Mapping[int, Any], item: Any) -> Any:
-    kind = type(item)
-    if kind is list or kind is tuple:
-        return kind([_with_parts(made, entry) for entry in item])
-    if kind is dict:
-        return {key: _with_parts(made, entry) for key, entry in item.items()}
-    return made.get(id(item), item)

@@ -89,6 +89,9 @@ class Settings:
     data_parallel: DataParallel | None = None
     zero: Zero | None = None
     stages: tuple[tuple[str, int], ...] = ()  # of a pipeline: the paths of modules, and the stage of each
+    placements: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # by path of such a module the processes that may run its stage
     pipeline_schedule: str = "1F1B"
     passes: tuple[tuple[str, bool], ...] = ()  # those that were switched on or off, by name
     conv_heuristic_search: bool = False

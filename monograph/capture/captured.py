@@ -26,7 +26,7 @@ from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.traced import AttributeValue, Traced
-from monograph.distributed.pipeline.bound import of_this_rank, pipeline_of
+from monograph.distributed.pipeline.bound import OfRank, Shares, of_this_rank, pipeline_of
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import Between, BoundProgram, Number, Result
 from monograph.state.find import Owned, module_slots
@@ -53,8 +53,7 @@ class Captured(BoundProgram):
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
-    agreed: str  # what all ranks of a pipeline have in common; empty for any other step
-    elsewhere: frozenset[str]  # the parameters and buffers that other ranks of it update, by path
+    shares: Shares  # those of the ranks of a pipeline
     literals: frozenset[int]  # the ids of inputs that torch.tensor([...]) made in the trace
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -86,10 +85,17 @@ def committed(
     `own` are the places whose tensors each step replaces, with copies for them.
     """
     attributes = traced.left.plain + [(place.container, place.key, value) for place, value in own]
+    mine = of_this_rank(
+        signature.program,
+        pipeline_of(request.owned, modules, request.settings),
+        request.call,
+        taken_over(traced.step.replicas),
+    )
+    others = {id(slot.tensor) for slot in module_slots(modules) if slot.path in mine.shares.elsewhere}
     undo = _undoing(request.owned, attributes)
     try:
-        _commit(request.owned, traced, attributes)
-        return _bound(request, modules, traced, signature, own, undo)
+        _commit(request.owned, traced, attributes, others)
+        return _bound(request, modules, traced, signature, own, mine, others, undo)
     except BaseException:
         with held_back():
             undo()
@@ -102,16 +108,12 @@ def _bound(
     traced: Traced,
     signature: GraphSignature,
     own: Sequence[tuple[OwnPlace, Any]],
+    mine: OfRank,
+    others: Collection[int],
     undo: Callable[[], object],
 ) -> Captured:
-    """What a trace has found, bound to the state as it is now."""
+    """What a trace has found, bound to the state as it is now. `others` are ids of parameters that other ranks update."""
     step = traced.step
-    mine = of_this_rank(
-        signature.program,
-        pipeline_of(request.owned, modules, request.settings),
-        request.call,
-        taken_over(step.replicas),
-    )
     notes = (*traced.notes, *mine.notes)
     for note in notes:
         _LOGGER.warning("%s: %s", request.name, note)
@@ -126,7 +128,9 @@ def _bound(
     sources = _guard_sources(step, own, bound)
     step.objects.stored.release(step.inputs)
     tensors = {
-        path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
+        path: tensor
+        for path, tensor in step.inputs.tensors().items()
+        if path.partition("/")[0] not in idle and path not in mine.shares.state_elsewhere
     }
     places = tuple(place for place, _ in own)
     return Captured(
@@ -135,12 +139,18 @@ def _bound(
             request,
             modules,
             traced,
-            replace(signature, program=mine.program, conditions=mine.conditions(signature.conditions)),
+            replace(
+                signature,
+                program=mine.program,
+                conditions=mine.conditions(signature.conditions),
+                overlaps=signature.overlaps.without(mine.shares.state_elsewhere),
+            ),
             sources,
             tensors,
             idle,
             places,
             bound,
+            others,
         ),
         sources=mine.sources(item.source for item in step.inputs.items if item.source != Between()),
         targets=mine.targets(signature.targets),
@@ -159,8 +169,7 @@ def _bound(
         unraised=mine.conditions(signature.unraised),
         fixed=signature.fixed,
         own=places,
-        agreed=mine.agreed,
-        elsewhere=mine.elsewhere,
+        shares=mine.shares,
         literals=frozenset([id(step.inputs.items[position].real) for position in step.literals]),
         undo=undo,
     )
@@ -200,8 +209,9 @@ def _guards(
     idle: Collection[str],
     own: Sequence[OwnPlace],
     bound: frozenset[int],
+    others: Collection[int],
 ) -> Guards:
-    """The guards of a program. `idle` are the optimizers that do not step: their state may be any."""
+    """The guards of a program. `idle` are the optimizers that do not step: their state may be any, and so may that of `others`."""
     step = traced.step
     items = step.inputs.items
     counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
@@ -220,7 +230,7 @@ def _guards(
             read=step.functions.asked_for_offsets or shows_bits,
         ),
         counters,
-        {**step.optimizers.state_owners(), **dict.fromkeys(idle, ())},
+        {**_without(step.optimizers.state_owners(), others), **dict.fromkeys(idle, ())},
         once=traced.once,
         own=own,
         sparse=step.inputs.sparse,
@@ -229,15 +239,29 @@ def _guards(
     )
 
 
+def _without(owners: Mapping[str, list[Any] | None], others: Collection[int]) -> dict[str, list[Any] | None]:
+    return {
+        name: None if found is None else [item for item in found if id(item) not in others]
+        for name, found in owners.items()
+    }
+
+
 def _shows_bits(result: Result) -> bool:
     """True for a view by another dtype: where it begins must be a multiple of that."""
     return result.live is not None and result.live.dtype is not None
 
 
-def _commit(owned: Owned, traced: Traced, attributes: Sequence[AttributeValue]) -> None:
-    """What a successful capture changes for good: first optimizer state, and plain attributes that build() set."""
+def _commit(
+    owned: Owned, traced: Traced, attributes: Sequence[AttributeValue], others: Collection[int]
+) -> None:
+    """What a successful capture changes for good: first optimizer state, and plain attributes that build() set.
+
+    `others` are ids of parameters that other processes update: there is no state for them here.
+    """
     for registered in owned.optimizers:
-        change_state(registered.optimizer, add=traced.step.optimizers.made_for_good(registered))
+        made = traced.step.optimizers.made_for_good(registered)
+        own = {owner: entries for owner, entries in made.items() if id(owner) not in others}
+        change_state(registered.optimizer, add=own)
     for table, name, value in attributes:
         table[name] = value
 

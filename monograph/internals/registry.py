@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -184,11 +184,17 @@ class Registry:
         """The stage of the module at this path; None if it was not set."""
         return dict(self.config.settings.stages).get(path)
 
-    def set_stage(self, path: str, stage: int | None) -> None:
-        """Say which it is."""
-        stages = {other: found for other, found in self.config.settings.stages if other != path}
-        stages |= {} if stage is None else {path: stage}
-        self.config.settings = replace(self.config.settings, stages=tuple(sorted(stages.items())))
+    def set_stage(self, path: str, stage: int | None, ranks: Sequence[int] | None) -> None:
+        """Say which it is, and on which processes."""
+        settings = self.config.settings
+        stages = {other: found for other, found in settings.stages if other != path}
+        placed = {other: found for other, found in settings.placements if other != path}
+        if stage is not None:
+            stages[path] = stage
+            placed |= {} if ranks is None else {path: tuple(ranks)}
+        self.config.settings = replace(
+            settings, stages=tuple(sorted(stages.items())), placements=tuple(sorted(placed.items()))
+        )
 
     def forget_module(self, name: str) -> None:
         """An attribute is set or deleted: if it was a module, the graph holds that no longer."""

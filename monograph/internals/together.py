@@ -94,8 +94,14 @@ class Together:
         raise nonfinite
 
     def may_swap(self, name: str, build: Build, step: int, is_ready: bool) -> bool:
-        """True from the step on at which all go over to compiled code, once it `is_ready` in each process."""
-        return self._agreement_of(name, build).swaps(build.program.digest, step, is_ready=is_ready)
+        """True from the step on at which all go over to compiled code, once it `is_ready` in each process.
+
+        Their programs are the same but for those that have stages, or rows, of their own.
+        """
+        zero = build.settings.zero
+        has_own = bool(build.captured.shares.agreed) or (zero is not None and zero.stage < 3)
+        code = f"{self._signature_of(build).digest}/{build.number}" if has_own else build.program.digest
+        return self._agreement_of(name, build).swaps(code, step, is_ready=is_ready)
 
     def meet(self, name: str, builds: Sequence[Build], what: str) -> None:
         """All are about to look at a step. Raises DistributedError in those that do so while others do not."""
@@ -110,18 +116,19 @@ class Together:
 
     def meet_eagerly(self, name: str, request: Request) -> None:
         """All are about to run a step in eager mode, if that sends anything."""
-        owned = request.owned
-        groups = {
-            item.group
-            for item in replicas_of(owned, owned.named_modules(), request.settings)
-            if item.size > 1
-        }
-        if groups and owned.optimizers:
+        owned, settings = request.owned, request.settings
+        modules = owned.named_modules()
+        groups = {item.group for item in replicas_of(owned, modules, settings) if item.size > 1}
+        if pipeline_of(owned, modules, settings) is not None:
+            self._agreed_on(name, ()).meet("eager")
+        elif groups and owned.optimizers:
             self._agreed_on(name, groups).meet("eager")
 
     def _signature_of(self, build: Build) -> Signature:
         if build.number not in self._signatures:
-            agreed = build.captured.agreed  # by the ranks of a pipeline, each of which has other collectives
+            agreed = (
+                build.captured.shares.agreed
+            )  # by the ranks of a pipeline, each of which has other collectives
             programs = () if agreed else build.plan.program.programs
             self._signatures[build.number] = _agreement().signature_of(
                 (op for part in programs for op in part.ops()), tensor_of=form, agreed=agreed

@@ -46,9 +46,14 @@ def _told(item: Any) -> str:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if two tensors have one dtype, shape and device and the same bits: -0.0 is not 0.0, NaN equals NaN."""
+    """True if two tensors have one dtype, shape and device and the same bits: -0.0 is not 0.0, NaN equals NaN.
+
+    On the device `meta` there are no bits.
+    """
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
+    if a.is_meta:
+        return True
     if a.layout is not torch.strided or b.layout is not torch.strided:
         return a.layout is b.layout and all(map(same_bits, _parts(a), _parts(b)))
     return torch.equal(_bits(a), _bits(b))

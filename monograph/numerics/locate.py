@@ -57,14 +57,14 @@ def locate(
     build: Build,
     inputs: Sequence[Any],
     expected: Mapping[str, Any],
-    log: Sequence[EagerOp],
+    log: Sequence[EagerOp] | None,
     agrees: Agrees,
     captured_agrees: Agrees,
     anywhere: Callable[[bool], bool],
 ) -> FirstDifference | None:
     """Who parts first from what eager mode gave; None if that is nobody in this process.
 
-    `expected` has eager's values by the paths of the outputs. `agrees` judges what may round, `captured_agrees` what the
+    `expected` has eager's values by the paths of the outputs, `log` its ops, None if their order is another one. `agrees` judges what may round, `captured_agrees` what the
     captured program gives; `inputs` are a copy of what the step was given. Of processes that run it together all go the
     same way: `anywhere` is true if a process finds so.
     """
@@ -73,7 +73,11 @@ def locate(
     outputs = _by_path(captured.program, captured.run())
     path = _first_unequal(expected, outputs, captured_agrees)
     if anywhere(path is not None):
-        return None if path is None else _in_capture(captured, log, path, expected)
+        if path is None:
+            return None
+        if log is None:
+            return _by_output(captured.program, path, CAPTURE, expected[path], outputs[path])
+        return _in_capture(captured, log, path, expected)
     bad = _first_bad_stage(stages, inputs, outputs, agrees, anywhere)
     if bad is not None:
         index, path = bad

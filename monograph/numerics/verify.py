@@ -105,7 +105,7 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         kept.restore()
         moving = _moving(build.stages[0].program, subject.recapture(build))
         kept.restore()
-        compare_by = partial(_compared, eager, graph, is_compiled=build.settings.is_compiled)
+        compare_by = partial(_compared, eager, graph)
         compared, judged, found = compare_by(exact.truths(_NEARBY))
         wrong, ranks = _anywhere(subject, found)
         if wrong is not None and judged:
@@ -173,7 +173,7 @@ def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
 
 
 def _compared(
-    eager: Sequence[After], graph: Sequence[After], truths: Sequence[Sequence[Truth]], *, is_compiled: bool
+    eager: Sequence[After], graph: Sequence[After], truths: Sequence[Sequence[Truth]]
 ) -> tuple[list[Compared], dict[str, FloatReport], int | None]:
     """Each tensor of each step, the worst verdict on each kind, and the first step that is not as promised."""
     compared: list[Compared] = []
@@ -184,7 +184,7 @@ def _compared(
         found, verdict = compare(number, one, other, exact)
         compared += found
         judged |= {k: item for k, item in verdict.items() if k not in judged or not item.ok_for_one_step}
-        is_one_step = is_compiled or all(report.eager_ok for report in verdict.values())
+        is_one_step = all(report.eager_ok for report in verdict.values())
         if wrong is None and not (is_one_step and is_fine(found, verdict)):
             wrong = number
     return compared, judged, wrong
@@ -236,6 +236,9 @@ def _located(subject: Subject, number: int, *, bitwise: bool) -> FirstDifference
         rounds = _adds_many(build)
         agrees = same_bits_of if bitwise else near_float64(build, inputs, mutual=rounds)
         captured = agrees if rounds else same_value
-        return locate(build, inputs, expected, log.ops, agrees, captured, subject.is_so_anywhere)
+        ops = (
+            None if build.captured.shares.agreed else log.ops
+        )  # a pipeline takes them in the order of its schedule
+        return locate(build, inputs, expected, ops, agrees, captured, subject.is_so_anywhere)
     finally:
         kept.restore()

@@ -17,7 +17,7 @@ from monograph.state_dict.loading import Part, read_parts
 
 def without_others(graph: Internals, state: dict[str, Any]) -> dict[str, Any]:
     """The state without parameters and buffers that other ranks update, and without what belongs to them."""
-    paths = graph.builds[-1].captured.elsewhere if graph.builds else frozenset[str]()
+    paths = graph.builds[-1].captured.shares.elsewhere if graph.builds else frozenset[str]()
     if paths:
         owned = graph.owned()
         others = {id(item) for path, _, _, item in _entries(owned) if path in paths}
@@ -38,7 +38,7 @@ def with_others(graph: Internals, given: Any, parts: Mapping[str, Part]) -> Any:
         return given
     present = read_parts(parts)
     ranks, own = pipeline.orders.ranks, rank_in(pipeline.group)
-    known = graph.builds[-1].captured.elsewhere if graph.builds else frozenset[str]()
+    known = graph.builds[-1].captured.shares.elsewhere if graph.builds else frozenset[str]()
     others = set[int]()
     for path, _, _, item in _entries(owned):
         stage = pipeline.stage_of(path.rpartition(".")[0])

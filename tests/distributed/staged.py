@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,23 @@ class Tied(nn.Module):
         return F.linear(self.norm(hidden + first), self.embedding.weight)
 
 
+class Frozen(Tied):
+    """One stage of two is not trained: it has no gradients."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__(2)
+        self.head = nn.Linear(6, 11)
+        first, last = (self.embedding, self.layers[0]), (self.layers[1], self.norm, self.head)
+        for module in last if stage else first:
+            module.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(x)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(self.norm(hidden))
+
+
 class Images(nn.Module):
     """Convolutions with running statistics, in a layout that a transfer has to keep."""
 
@@ -60,6 +78,10 @@ class Task:
     stages: tuple[tuple[str, int], ...]
     batch: Callable[[torch.Generator], tuple[torch.Tensor, torch.Tensor]]
 
+    @property
+    def num_stages(self) -> int:
+        return 1 + max(stage for _, stage in self.stages)
+
 
 def _words(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (2 * MICRO_BATCHES, 3)
@@ -76,6 +98,10 @@ def tied(num_stages: int) -> Task:
     layers = [(f"layers.{index}", index) for index in range(num_stages)]
     stages = (("embedding", 0), *layers, ("norm", num_stages - 1))
     return Task(lambda: Tied(num_stages), stages, _words)
+
+
+def frozen(stage: int) -> Task:
+    return Task(partial(Frozen, stage), (*tied(2).stages, ("head", 1)), _words)
 
 
 IMAGES = Task(Images, (("stem", 0), ("body", 1), ("head", 1)), _pictures)
@@ -104,6 +130,7 @@ class Extras:
     checkpointed: bool = False
     on_meta: bool = False  # the modules of other ranks
     zero: int = 0  # over copies of the pipeline
+    placed: tuple[tuple[int, ...], ...] = ()  # by stage the ranks
 
 
 def loss_of(
@@ -115,13 +142,14 @@ def loss_of(
     return loss * factor.mean()
 
 
-def place(block: Any, stages: tuple[tuple[str, int], ...]) -> None:
-    """Set the stages of modules inside of a block."""
+def place(block: Any, stages: tuple[tuple[str, int], ...], placed: tuple[tuple[int, ...], ...] = ()) -> None:
+    """Set the stages of modules inside of a block, and by stage the ranks."""
     for path, stage in stages:
         inner = block
         for name in path.split("."):
             inner = inner[int(name)] if name.isdigit() else getattr(inner, name)
-        inner.to(mg.GraphModule).set_stage(stage)
+        placement = mg.distributed.placement("cpu", placed[stage]) if placed else None
+        inner.to(mg.GraphModule).set_stage(stage, placement)
 
 
 def moving(optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -133,7 +161,7 @@ class Step(mg.Graph):
         super().__init__()
         self.model, self.extras = model, extras
         self.add_optimizer(optimizer, lr_sch=moving(optimizer))
-        place(self.model, task.stages)
+        place(self.model, task.stages, extras.placed)
         if extras.scaled:
             self.set_grad_scaler(torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2))
         if extras.averaged:
@@ -212,6 +240,8 @@ class Eager:
     def _reduce(self, sums: dict[str, torch.Tensor]) -> None:
         """Add the means of the gradients of a micro-batch."""
         for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             mean = parameter.grad
             dist.all_reduce(mean, group=self.group)
             mean /= self.group.size()
@@ -270,7 +300,7 @@ def compare(
     torch.manual_seed(place)
     model = task.make()
     base = copy.deepcopy(model)
-    num_stages = 1 + max(stage for _, stage in task.stages)
+    num_stages = task.num_stages
     mine = stages_of(rank, ranks, num_stages, schedule)
     others = {path for path, stage in task.stages if stage not in mine}
     if extras.on_meta:

@@ -186,6 +186,20 @@ def averaged(rank: int, stage: int) -> None:
     alike(rank, stage, configure=configure)
 
 
+def compiled_first(rank: int, stage: int) -> None:
+    """The graph goes on with the state that eager steps have made since it was compiled."""
+    torch.manual_seed(0)
+    base = Net()
+    ours, other = (Step(copy.deepcopy(base), stage) for _ in range(2))
+    batches = torch.Generator().manual_seed(rank)
+    other.compile(torch.randn(4, 6))
+    for run in (other.eager, other.eager, other):
+        x = torch.randn(4, 6, generator=batches)
+        assert_same(whole(ours(x)), whole(run(x)), "result")
+        assert_same(ours.values(), other.values(), "state")
+    assert len(other.builds) == 1, other.explain()
+
+
 def kept(rank: int, stage: int) -> None:
     alike(rank, stage, configure=lambda step: step.config.keep_gradients())
 
@@ -247,6 +261,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "accumulated": accumulated,
     "averaged": averaged,
     "kept": kept,
+    "compiled first": compiled_first,
     "wrong": wrong,
 }
 
@@ -302,7 +317,7 @@ def _cases(chosen: Callable[[str, int], bool]) -> dict[str, Case]:
     }
 
 
-_FEW = (("clipped", 2), ("accumulated", 1), ("scaled", 3), ("wrong", 1), ("wrong", 3))
+_FEW = (("clipped", 2), ("accumulated", 1), ("scaled", 3), ("compiled first", 1), ("wrong", 1), ("wrong", 3))
 QUICK = _cases(lambda name, stage: (name, stage) in _FEW)
 LONG = _cases(lambda name, stage: (name, stage) not in _FEW) | {
     "in parts": in_parts,

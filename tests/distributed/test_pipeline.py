@@ -16,11 +16,13 @@ import torch.distributed as dist
 
 import monograph as mg
 from tests.distributed.processes import Group, on_ranks
-from tests.distributed.staged import IMAGES, MICRO_BATCHES, Eager, Extras, Step, compare, tied
+from tests.distributed.staged import IMAGES, MICRO_BATCHES, Eager, Extras, Step, compare, frozen, tied
 from tests.distributed.training import Case, Wrong, assert_right
 from tests.support import assert_same
 
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
+
+SCALED = Extras(scaled=True, infinite_in=(1, 2))
 
 
 def _two_stages(schedule: str, optimizer: str, extras: Extras | None = None) -> Case:
@@ -36,7 +38,12 @@ def _no_more(step: Step) -> None:
     assert torch._C._distributed_c10d._get_work_registry_size() == 0
 
 
-def _refused(stages: Sequence[tuple[str, int]], said: str, configure: Callable[[mg.Graph], None]) -> Case:
+def _refused(
+    stages: Sequence[tuple[str, int]],
+    said: str,
+    configure: Callable[[mg.Graph], None],
+    placed: tuple[tuple[int, ...], ...] = (),
+) -> Case:
     """The same error on each rank, and nothing is changed."""
 
     def case(rank: int) -> None:
@@ -44,7 +51,7 @@ def _refused(stages: Sequence[tuple[str, int]], said: str, configure: Callable[[
         torch.manual_seed(0)
         model = task.make()
         optimizer = torch.optim.AdamW(model.parameters())
-        step = Step(task, model, optimizer, "1F1B", Extras())
+        step = Step(task, model, optimizer, "1F1B", Extras(placed=placed))
         configure(step)
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(mg.DistributedError) as found:
@@ -63,14 +70,6 @@ def _nothing(_graph: mg.Graph) -> None:
 
 def _differing(graph: mg.Graph) -> None:
     graph.config.set_pipeline_schedule("1F1B" if dist.get_rank() else "GPipe")
-
-
-def _eager(_rank: int) -> None:
-    task = tied(2)
-    model = task.make()
-    step = Step(task, model, torch.optim.SGD(model.parameters()), "1F1B", Extras())
-    with pytest.raises(mg.DistributedError, match="each has the state of its own stages"):
-        step.eager(*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
 
 
 def _resumed(rank: int) -> None:
@@ -150,6 +149,16 @@ QUICK: dict[str, Case] = {
     "infinite in the first stage": _two_stages(
         "1F1B", "sgd", replace(EVERY, infinite_at="layers.0.0.weight")
     ),
+    "placed": lambda rank: _no_more(
+        compare(tied(2), "sgd", "1F1B", 1 - rank, replace(EVERY, placed=((1,), (0,))))
+    ),
+    "placed on two": _refused(
+        TWO, "of stage 0 is placed on the ranks [0, 1], of which [0, 1] is in", _nothing, ((0, 1), (1,))
+    ),
+    "two placed on one": _refused(
+        TWO, "stage 1 is placed on the process of stage 0, and 1F1B runs them on two", _nothing, ((1,), (1,))
+    ),
+    "frozen last stage": lambda rank: _no_more(compare(frozen(1), "sgd", "1F1B", rank, SCALED, steps=5)),
     "images": lambda rank: _no_more(compare(IMAGES, "sgd", "1F1B", rank)),
     "on meta": _two_stages("1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
     "zero bubble v": _four_stages("ZBVZeroBubble"),
@@ -169,7 +178,6 @@ QUICK: dict[str, Case] = {
         TWO, "there are no micro-batches", lambda graph: graph.config.set_gradient_accumulation_steps(1)
     ),
     "zero": _refused(TWO, "enable_zero() is on", lambda graph: graph.config.enable_zero(stage=1)),
-    "eager mode": _eager,
     "resumed": _resumed,
     "not finite": _not_finite,
     "other schedules": _refused(TWO, "differs from the others: it has ", _differing),

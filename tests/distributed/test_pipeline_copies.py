@@ -21,7 +21,7 @@ import monograph as mg
 from monograph.ir.meta import form
 from monograph.ir.port import Role
 from tests.distributed.processes import on_ranks
-from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, Task, compare, tied, whole
+from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, Task, compare, frozen, tied, whole
 from tests.distributed.training import Case, Wrong, assert_right, run_cases
 from tests.support import assert_same
 
@@ -39,6 +39,10 @@ def _copies(task: Task, schedule: str, optimizer: str, extras: Extras | None = N
         assert torch._C._distributed_c10d._get_work_registry_size() == 0
 
     return case
+
+
+def _no_more(_step: Step) -> None:
+    assert torch._C._distributed_c10d._get_work_registry_size() == 0
 
 
 def _step(extras: Extras, mesh: Any = None, zero: int | None = None) -> Step:
@@ -163,6 +167,20 @@ MORE: dict[str, Case] = {
     "on meta": _copies(tied(2), "1F1B", "adamw", Extras(clip=0.3, on_meta=True)),
     "zero 1": _copies(tied(2), "1F1B", "adamw", replace(EVERY, zero=1)),
     "zero 2, sgd": _copies(IMAGES, "1F1B", "sgd", Extras(zero=2)),
+    "frozen last stage": _copies(frozen(1), "1F1B", "sgd", Extras(scaled=True, infinite_in=(1, 2))),
+    "frozen first stage, zero 2": _copies(
+        frozen(0), "1F1B", "adamw", Extras(scaled=True, infinite_in=(1, 2), zero=2)
+    ),
+    "placed": lambda _rank: _no_more(
+        compare(
+            tied(2),
+            "sgd",
+            "1F1B",
+            1 - _mesh().get_local_rank("pp"),
+            Extras(clip=0.3, placed=((1, 3), (0, 2))),
+            mesh=_mesh(),
+        )
+    ),
     "resumed": _resumed,
 }
 

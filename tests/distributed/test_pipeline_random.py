@@ -14,20 +14,19 @@ from tests.distributed.staged import MICRO_BATCHES, place
 from tests.distributed.training import Case, Wrong, assert_right
 from tests.support import assert_same
 
-STAGES = (("0", 0), ("1", 1))
 
-
-def _model() -> nn.Module:
+def model(num_stages: int = 2) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Tanh()) for _ in STAGES))
+    stages = (nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Tanh()) for _ in range(num_stages))
+    return nn.Sequential(*stages)
 
 
 class Step(mg.Graph):
-    def __init__(self, model: nn.Module, schedule: str = "1F1B") -> None:
+    def __init__(self, model: nn.Module, schedule: str = "1F1B", num_stages: int = 2) -> None:
         super().__init__()
         self.model = model
         self.add_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
-        place(self.model, STAGES)
+        place(self.model, tuple((str(stage), stage) for stage in range(num_stages)))
         self.config.set_gradient_accumulation_steps(MICRO_BATCHES)
         self.config.set_pipeline_schedule(schedule)
         self.config.backend("aten")
@@ -38,7 +37,7 @@ class Step(mg.Graph):
         return loss
 
 
-def _batches() -> list[torch.Tensor]:
+def batches() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     return [torch.randn(2 * MICRO_BATCHES, 6, generator=generator) for _ in range(4)]
 
@@ -48,7 +47,7 @@ class Eager:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.optimizer = model, torch.optim.AdamW(model.parameters(), lr=0.1)
-        self.generators = [torch.manual_seed(100 + rank).get_state() for rank, _ in enumerate(STAGES)]
+        self.generators = [torch.manual_seed(100 + rank).get_state() for rank in range(2)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()
@@ -66,28 +65,28 @@ class Eager:
         return torch.stack(losses)
 
 
-def _own(model: Any, rank: int) -> dict[str, torch.Tensor]:
+def own(model: Any, rank: int) -> dict[str, torch.Tensor]:
     return dict(model[rank].named_parameters())
 
 
 def _drawn(schedule: str) -> Case:
     def case(rank: int) -> None:
-        model = _model()
-        eager, step = Eager(copy.deepcopy(model)), Step(model, schedule)
-        expected = [eager(x) for x in _batches()]
+        trained = model()
+        eager, step = Eager(copy.deepcopy(trained)), Step(trained, schedule)
+        expected = [eager(x) for x in batches()]
         torch.manual_seed(100 + rank)
-        for index, x in enumerate(_batches()):
+        for index, x in enumerate(batches()):
             assert_same(expected[index], step(x).detach(), f"loss {index}")
         assert_same(eager.generators[rank], torch.get_rng_state(), "generator")
-        assert_same(_own(eager.model, rank), _own(model, rank), "model")
+        assert_same(own(eager.model, rank), own(trained, rank), "model")
         assert "stages 0, 1 of the pipeline draw random numbers, each rank from its own" in step.explain()
 
     return case
 
 
 def _goes_on(rank: int) -> None:
-    step, other = Step(_model()), Step(_model())
-    first, *rest = _batches()
+    step, other = Step(model()), Step(model())
+    first, *rest = batches()
     torch.manual_seed(100 + rank)
     step(first)
     state = copy.deepcopy(step.state_dict())
@@ -95,7 +94,7 @@ def _goes_on(rank: int) -> None:
     other.load_state_dict(state)
     for index, x in enumerate(rest):
         assert_same(expected[index], other(x).detach(), f"loss {index}")
-    assert_same(_own(step.model, rank), _own(other.model, rank), "model")
+    assert_same(own(step.model, rank), own(other.model, rank), "model")
 
 
 QUICK: dict[str, Case] = {"1f1b": _drawn("1F1B"), "gpipe": _drawn("GPipe"), "goes on": _goes_on}

@@ -20,6 +20,7 @@ from monograph.distributed.agreement import Agreement, Ranks
 from monograph.distributed.agreement.signature import signature_of
 from monograph.kernels.tuned import remembered
 from tests.distributed.processes import on_ranks
+from tests.distributed.staged import place
 
 
 def _choices() -> list[str]:
@@ -67,13 +68,19 @@ def test_choices_and_swaps_are_the_same() -> None:
 
 
 class Step(mg.Graph):
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.model = nn.Linear(8, 8)
+        self.model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
         self.config.backend("inductor", background=True)
-        self.config.enable_data_parallel()
+        if kind == "pipeline":
+            place(self.model, (("0", 0), ("1", 1)))
+            self.config.set_gradient_accumulation_steps(2)
+        elif kind == "zero":
+            self.config.enable_zero(stage=1, shard_min_size=0)
+        else:
+            self.config.enable_data_parallel()
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
         loss = self.model(x).square().mean()
@@ -94,23 +101,26 @@ def _step_while_a_thread_works(step: Step, x: torch.Tensor, sign: Path) -> None:
     step(x)
 
 
-def _trained(folder: Path) -> tuple[list[Any], int, str]:
-    step, begun, is_done = Step(), [0], CompiledBeside.is_done
+def _trained(kind: str, folder: Path) -> tuple[list[Any], int, str]:
+    """Parameters that all have alike, the number of steps until other code ran, and the backend in the end."""
+    step, begun, is_done = Step(kind), [0], CompiledBeside.is_done
     if dist.get_rank() == 1:
         CompiledBeside.is_done = lambda self: begun[0] > 6 and is_done(self)  # type: ignore[method-assign]
-    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    seed = 0 if kind == "pipeline" else dist.get_rank()
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
     while not (step.builds and (step.builds[0].backend == "inductor" or _has_failed(step.builds[0]))):
         begun[0] += 1
         step(x)
         time.sleep(0.02)  # for the compilers
     _step_while_a_thread_works(step, x, folder / "sign")
     parameters = [parameter.detach().clone() for parameter in step.model.parameters()]
-    return parameters, begun[0], step.builds[0].backend
+    return [] if kind == "pipeline" else parameters, begun[0], step.builds[0].backend
 
 
 @pytest.mark.long
-def test_compiled_code_takes_over_at_one_step(tmp_path: Path) -> None:
-    (parameters, step, backend), (others, at, other_backend) = on_ranks(_trained, tmp_path, seconds=100)
+@pytest.mark.parametrize("kind", ["copies", "zero", "pipeline"])
+def test_compiled_code_takes_over_at_one_step(kind: str, tmp_path: Path) -> None:
+    (parameters, step, backend), (others, at, other_backend) = on_ranks(_trained, kind, tmp_path, seconds=100)
     assert step == at > 6
     assert backend == other_backend == "inductor"
     assert all(map(torch.equal, parameters, others))

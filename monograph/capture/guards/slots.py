@@ -14,6 +14,7 @@ from monograph.capture.guards.reasons import changed
 from monograph.capture.guards.sources.values import same
 from monograph.capture.guards.weak import mark_for
 from monograph.capture.tensors.sparse_parts import known_parts
+from monograph.compat.distributed.tensors import is_sharded, local_of
 from monograph.compat.modules import BUFFERS, PARAMETERS
 from monograph.ir.call.differences import change_text
 from monograph.ir.call.sparse import HELD, PARTS, form_of
@@ -107,7 +108,9 @@ def without_modules(layout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placed(path: str, tensor: torch.Tensor) -> dict[str, Any]:
-    """A tensor of state, or the parts of a sparse one."""
+    """A tensor of state, or the parts of a sparse one; a DTensor with the part that this process has, which a step is given."""
+    if is_sharded(tensor):
+        return {path: _held(tensor), f"what this process has of {path}": _held(local_of(tensor))}
     if tensor.layout not in HELD:
         return {path: _held(tensor)}
     names, parts = PARTS[tensor.layout], known_parts(tensor)
@@ -126,6 +129,8 @@ def _in_group(path: str, group: dict[str, Any], counters: Collection[str]) -> di
 def _nested(path: str, entry: Any) -> dict[str, Any]:
     """A piece of optimizer state, with all that is in it."""
     if type(entry) not in (dict, list):
+        if is_sharded(entry):
+            return _placed(path, entry)
         return {path: type(entry) if type(entry) in (int, float) else _seen(entry)}
     found: dict[str, Any] = {path: Container(entry)}
     for key, item in entry.items() if isinstance(entry, dict) else enumerate(entry):

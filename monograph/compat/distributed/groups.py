@@ -152,6 +152,14 @@ def rank_in(name: str) -> int:
     return int(group_named(name).rank())
 
 
+def objects_of_all(item: Any, name: str) -> list[Any]:
+    """What each process in the group of a name gives, in their order; it has to be possible to pickle it."""
+    group = group_named(name)
+    found = [None] * int(group.size())
+    dist.all_gather_object(found, item, group=group)
+    return found
+
+
 def ranks_in(name: str) -> tuple[int, ...]:
     """The processes in the group of a name, by their numbers among all."""
     return tuple(dist.get_process_group_ranks(group_named(name)))

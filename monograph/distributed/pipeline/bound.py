@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -15,6 +15,7 @@ from monograph.compat.distributed.groups import (
     import_fake_collectives,
     num_processes,
     rank_in,
+    ranks_in,
     shared_name,
     whole_group,
 )
@@ -73,11 +74,26 @@ def pipeline_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
     group = shared_name(whole_group() if mesh is None else group_of_stages(mesh))
     if (size := group_size(group)) == 1:
         return None
+    placed = tuple(sorted(set(_placed(settings, ranks_in(group)))))
     found = Pipeline(
-        dict(settings.stages), size, settings.accumulation_steps, settings.pipeline_schedule, group
+        dict(settings.stages), size, settings.accumulation_steps, settings.pipeline_schedule, group, placed
     )
     check_stages(found, modules)
     return found
+
+
+def _placed(settings: Settings, ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The stages that are placed, each with the number of its process among `ranks`, those of this copy of the pipeline."""
+    stages = dict(settings.stages)
+    for path, placement in settings.placements:
+        here = [rank for rank in placement if rank in ranks]
+        if len(here) != 1:
+            raise DistributedError(
+                f"module {path} of stage {stages[path]} is placed on the ranks {list(placement)}, of which {here or 'none'} "
+                f"is in the pipeline of the ranks {list(ranks)}: a stage runs on one process",
+                hint="place it on one rank of each copy of the pipeline, or leave the placement out",
+            )
+        yield stages[path], ranks.index(here[0])
 
 
 def _check_whole(modules: Mapping[str, nn.Module]) -> None:
@@ -96,16 +112,26 @@ def _check_whole(modules: Mapping[str, nn.Module]) -> None:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """How a step is shared out among the ranks of a pipeline; of any other step nothing."""
+
+    agreed: str = ""  # what all ranks have in common
+    owners: Mapping[str, int] = field(default_factory=dict)  # the rank that updates a state, by path
+    elsewhere: frozenset[str] = frozenset()  # the parameters and buffers that other ranks update
+    state_elsewhere: frozenset[str] = frozenset()  # and what belongs to these
+    draws: str = ""  # why one process cannot draw the random numbers of all ranks as they do
+
+
+@dataclass(frozen=True)
 class OfRank:
     """What a process runs of a step: its program, and where the inputs and outputs of that are among those of the whole."""
 
     program: Program
-    agreed: str = ""  # what all ranks have in common
+    shares: Shares = Shares()
     notes: tuple[str, ...] = ()
     inputs: tuple[int, ...] | None = None  # None if it is the whole step
     outputs: tuple[int, ...] = ()
     state: frozenset[int] = frozenset()  # the inputs of the whole that are state
-    elsewhere: frozenset[str] = frozenset()  # the parameters and buffers that other ranks update
 
     def sources(self, found: Iterable[Source]) -> tuple[Source, ...]:
         """Those of its inputs."""
@@ -150,22 +176,27 @@ def of_this_rank(
     if pipeline is None:
         return OfRank(program)
     spread = Spread(program, pipeline, batch_paths(call), taken_over)
-    own = of_rank(spread, rank_in(pipeline.group))
+    rank = rank_in(pipeline.group)
+    own = of_rank(spread, rank)
     kept = {port.path for port in own.inputs}
     inputs = {port.path: index for index, port in enumerate(program.inputs)}
     outputs = {(port.role, port.path): index for index, port in enumerate(program.outputs)}
+    state = [port for port in program.inputs if port.role in STATE]
+    owners = {port.path: owner for port in state if (owner := spread.rank_of(port)) is not None}
+    of_modules = {port.path for port in state if port.role in (Role.PARAM, Role.BUFFER)}
     return OfRank(
         own,
-        spread.text,
+        Shares(
+            spread.text,
+            owners,
+            frozenset(of_modules - kept),
+            frozenset(path for path, owner in owners.items() if owner != rank and path not in of_modules),
+            spread.mixed_draws,
+        ),
         tuple(_about_draws(spread)),
         tuple(inputs[port.path] for port in own.inputs),
         tuple(outputs[port.role, port.path] for port in own.outputs),
         frozenset(index for index, port in enumerate(program.inputs) if port.role in STATE),
-        frozenset(
-            port.path
-            for port in program.inputs
-            if port.role in (Role.PARAM, Role.BUFFER) and port.path not in kept
-        ),
     )
 
 

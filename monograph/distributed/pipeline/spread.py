@@ -16,7 +16,7 @@ from monograph.distributed.pipeline.homes import is_scalar
 from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.pipeline.update import Update
 from monograph.distributed.programs.collectives import collectives_in_order
-from monograph.ir.meta import form
+from monograph.ir.meta import form, origin
 from monograph.ir.port import GRADIENTS, Port, Role
 from monograph.ir.program import Program
 
@@ -82,6 +82,23 @@ class Spread:
         """The stages that draw random numbers in a micro-batch."""
         return {place.stage for node, place in self.micro.place.items() if is_random(node.target)}
 
+    @property
+    def mixed_draws(self) -> str:
+        """Why one process that runs all stages cannot draw the numbers of each rank by where its modules are; empty if it can."""
+        by_rank: dict[int, set[int]] = {}
+        for node, place in self.micro.place.items():
+            if not is_random(node.target):
+                continue
+            if place.is_backward or self.pipeline.stage_of(origin(node).module) != place.stage:
+                return f"{node.name} draws outside of the forward of a stage"
+            by_rank.setdefault(self.ranks[place.stage], set()).add(place.stage)
+        for rank, stages in by_rank.items():
+            if len(stages) > 1:
+                return f"rank {rank} draws in the stages {', '.join(map(str, sorted(stages)))}, in the order of its schedule"
+        nodes = self.update.homes.split.graph.nodes
+        late = next((node.name for node in nodes if is_random(node.target)), "")
+        return f"{late} draws in the update" if late else ""
+
     def rank_of(self, port: Port) -> int | None:
         """The rank that a gradient is summed on, or that updates state; None for what all ranks have."""
         if port.role is Role.GRAD:
@@ -128,7 +145,7 @@ class Spread:
     def maker(self, port: Port) -> int | None:
         """The rank that makes an output of the step; None if all do."""
         if (port.role, port.path) in self.update.late:
-            return self.update.home(port)
+            return None if self.is_sent_to_all(port) else self.update.home(port)
         made = self._early.get((port.role, port.path))
         return None if made is None else self.ranks[self.micro.stage_of(*made).stage]
 
@@ -140,8 +157,10 @@ class Spread:
     def is_for(self, port: Port, rank: int) -> bool:
         """True for an output of the update that a rank makes: its own state, and what all ranks have."""
         home = self.update.home(port)
+        if self.is_sent_to_all(port):
+            return True
         if port.role is not Role.STATE:
-            return home in (None, rank) or self.is_sent_to_all(port)
+            return home in (None, rank)
         if home is not None:
             return home == rank
         known = self._inputs.get(port.path)

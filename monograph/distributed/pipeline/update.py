@@ -27,10 +27,13 @@ class Update:
         self.homes = Homes(program, rank_of)
         self.num_ranks = num_ranks
         self.late: dict[tuple[Role, str], Any] = {}  # what it makes, by role and path
+        on_all = {port.path for node, port in self.homes.ports.items() if self.homes.home[node] is None}
         for item, port in self.homes.outputs:
             self.late[port.role, port.path] = item
-            if port.role is not Role.STATE and isinstance(item, fx.Node) and is_scalar(item):
-                self.homes.send(item)
+            if isinstance(item, fx.Node):
+                goes_to_all = port.path in on_all if port.role is Role.STATE else is_scalar(item)
+                if goes_to_all:
+                    self.homes.send(item)
         live = needed_by(item for item, _ in self.homes.outputs if isinstance(item, fx.Node))
         self.sent = [
             node for node in self.homes.split.graph.nodes if node in self.homes.sent and node in live

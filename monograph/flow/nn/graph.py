@@ -51,7 +51,7 @@ class GraphModule(mg.GraphModule):
             raise DefinitionError(
                 f"set_stage() got a {_kind(placement)} as placement", hint='flow.placement("cpu", ranks=[0])'
             )
-        super().set_stage(stage_id)
+        super().set_stage(stage_id, placement)
         self._placement = placement
 
     @property

@@ -7,6 +7,7 @@ only read. What is written has to be memory that no other input shares, at captu
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -129,6 +130,14 @@ class Overlaps:
         self._only_reads = not self._held and not any(
             given.written or given.adds or given.reaching for given in self._given
         )
+
+    def without(self, paths: Collection[str]) -> Overlaps:
+        """The same without state of these paths, which the step is not given after all."""
+        found = copy(self)
+        found._paths = {known: path for known, path in self._paths.items() if path not in paths}
+        found._state = [piece for piece in self._state if piece.name not in paths]
+        found._note_regions()
+        return found
 
     def _note_regions(self) -> None:
         self._written_state = Regions(piece.span for piece in self._state if piece.written)
