@@ -36,7 +36,8 @@ def test_no_mutation_is_listed_twice() -> None:
 
 def test_every_folder_of_the_package_has_mutations() -> None:
     folders = {path.name for path in (ROOT / "monograph").iterdir() if (path / "__init__.py").exists()}
-    assert folders - {mutation.area.split("/")[0] for mutation in MUTATIONS} == set()
+    mutated = {mutation.area.split("/")[0] for mutation in MUTATIONS}
+    assert folders - mutated == {"integrations"}  # whose tests need other packages
 
 
 def test_an_area_takes_in_the_folders_inside_it() -> None:
