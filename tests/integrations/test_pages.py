@@ -37,6 +37,6 @@ def test_an_example_trains_and_is_short(
 ) -> None:
     assert len(example.read_text().splitlines()) <= 80
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [example.name])
+    monkeypatch.setattr("sys.argv", [example.name, "--epochs", "2"])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
