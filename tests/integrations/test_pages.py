@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,15 @@ from tests.support.pages import MARK, blocks_of, is_shown, shape_of
 PAGES = sorted((ROOT / "docs" / "integrations").glob("*.md"))
 EXAMPLES = sorted((ROOT / "examples" / "integrations").glob("*.py"))
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Hydra has the log of the process go to what is standard output at the time."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
