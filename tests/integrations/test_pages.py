@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,15 @@ from tests.support.pages import MARK, blocks_of, is_shown, shape_of
 PAGES = sorted((ROOT / "docs" / "integrations").glob("*.md"))
 EXAMPLES = sorted((ROOT / "examples" / "integrations").glob("*.py"))
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Hydra has the log of the process go to what is standard output at the time."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -37,6 +48,6 @@ def test_an_example_trains_and_is_short(
 ) -> None:
     assert len(example.read_text().splitlines()) <= 80
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [example.name])
+    monkeypatch.setattr("sys.argv", [example.name, "--epochs", "2"])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
