@@ -49,7 +49,7 @@ def _data(summary: StepSummary, build: Build, explained: str, profile: Profile |
             list(labels(node)),
         ])  # fmt: skip
     memory = memory_report(summary.graph, build)
-    data = {
+    data: dict[str, Any] = {
         "name": summary.graph,
         "about": f"build {build.number} on {build.backend}: {build.reason}; as captured, {len(nodes)} ops",
         "nodes": nodes,
