@@ -151,10 +151,9 @@ class _Lanes:
             return self._lanes[start]
         first, last = self._row[start], max(self._row[arrow.end] for arrow in self._out[start])
         x = max(self._right[first : last + 1]) + _LANE
-        while any(
-            abs(x - other) < _LANE and first < end and begin < last for begin, end, other in self._taken
-        ):
-            x += _LANE
+        for other in sorted(other for begin, end, other in self._taken if first < end and begin < last):
+            if abs(x - other) < _LANE:
+                x = other + _LANE
         self._taken.append((first, last, x))
         self._lanes[start] = x
         return x
