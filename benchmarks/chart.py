@@ -34,7 +34,8 @@ def chart(report: Report) -> str:
     color = dict(zip(names, COLORS, strict=False))
     longest = max((bar.speed or 0.0 for group in groups.values() for bar in group), default=1.0)
     unit = (WIDTH - LEFT - RIGHT) / max(longest, 1.0)
-    parts = [title(), *legend(names, color)]
+    bottom = TOP + sum(BAR * len(group) + GAP for group in groups.values())
+    parts = [title(), *legend(names, color), line(LEFT + unit, TOP - 6, bottom - GAP + 6)]
     y = TOP
     for workload, group in groups.items():
         middle = y + BAR * len(group) / 2 + 4
@@ -43,11 +44,10 @@ def chart(report: Report) -> str:
             parts += drawn(bar, y, unit, color[bar.peer])
             y += BAR
         y += GAP
-    parts.append(line(LEFT + unit, TOP - 6, y - GAP + 6))
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" '
-        f'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+        f'role="img" aria-label="steps per second of each competitor" font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
     )
 
 
@@ -96,6 +96,7 @@ def line(x: float, y0: float, y1: float) -> str:
 def text(
     x: float, y: float, words: str, *, anchor: str = "start", color: str = "#222222", size: int = 12
 ) -> str:
-    """A line of words."""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}" font-size="{size}"'
+    """A line of words, which can be read on a line too."""
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}" font-size="{size}" '
+    place += 'stroke="white" stroke-width="3" paint-order="stroke"'
     return f"<text {place}>{escape(words)}</text>"

@@ -202,8 +202,12 @@ def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> N
     write_html(path, step_summary(inside.name, inside.owned(), build), build, explain(self), profile)
 
 
-def draw(self: Any, path: str | Path, *, module: str | None = None) -> None:
-    """Draw the newest build as captured, or a module of it, as .dot or .svg. Raises DefinitionError if it has no ops."""
+def draw(self: Any, path: str | Path, *, module: str | None = None, depth: int | None = None) -> None:
+    """Draw the newest build as captured, or a module of it, as .dot or .svg: each phase on its own, modules as boxes.
+
+    Views are left out. `depth` is how many levels of modules are opened; by default as many as leave a drawing that can
+    be read, and the others are boxes. Raises DefinitionError if the module has no ops.
+    """
     from monograph.inspect.pages.draw import draw
 
-    draw(path, internals_of(self).newest().stages[0].program, module)
+    draw(path, internals_of(self).newest().stages[0].program, module, depth)

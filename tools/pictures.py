@@ -1,6 +1,11 @@
-"""Draws the pictures of docs/: `python tools/pictures.py` writes docs/pictures/call.svg."""
+"""Draws the pictures of docs/: `python tools/pictures.py` writes docs/pictures/call.svg and block.svg."""
 
 from pathlib import Path
+
+import torch
+from torch import nn
+
+import monograph as mg
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 FIRST = [  # what the first call does: the name of each step, and two lines about it
@@ -77,6 +82,30 @@ def call_picture() -> str:
     return "\n".join(drawn) + "\n"
 
 
+class Block(nn.Module):
+    """A block of a transformer."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(x)
+        x = x + self.attention(hidden, hidden, hidden, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+def block_picture(path: Path) -> None:
+    """What `draw()` makes of one block of three."""
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()))
+    step.compile(mg.spec((8, 16, 64)), mg.spec((8, 16, 64)))
+    step.draw(path, module="model.1")
+
+
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "call.svg").write_text(call_picture())
+    block_picture(PICTURES / "block.svg")

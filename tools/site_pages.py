@@ -1,8 +1,9 @@
-"""What the site needs besides docs/: the pages at the top of the repository, and links that are right in both places.
+"""What the site needs besides docs/: the pages at the top of the repository, the notebook, and links that are right in both places.
 
 MkDocs calls these functions; mkdocs.yml names this file.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 TOP_PAGES = {  # in the repository, and on the site, where README.md would be the first page of a folder
+    "docs/notebook.ipynb": "notebook.md",
     "README.md": "about.md",
     **{name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")},
 }
@@ -31,10 +33,24 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """The pages at the top of the repository become pages of the site."""
+    """The pages at the top of the repository, and the notebook, become pages of the site."""
     for name, uri in TOP_PAGES.items():
-        files.append(File.generated(config, uri, content=(ROOT / name).read_text()))
+        text = (ROOT / name).read_text()
+        content = notebook_page(text) if name.endswith(".ipynb") else text
+        files.append(File.generated(config, uri, content=content))
     return files
+
+
+def notebook_page(text: str) -> str:
+    """A notebook as Markdown: each cell, and in a block of text what it printed and gave."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            shown = "".join(output.get("text") or output["data"]["text/plain"])
+            parts.append(f"```text\n{shown.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 _LINES: Final = 60  # in a cell
 _COLUMNS: Final = 160
-_STYLE: Final = "white-space: pre; overflow-x: auto; line-height: 1.35; margin: 0; text-align: left"
+_STYLE: Final = (  # a page of Jupyter has another font for what a cell gives
+    "font-family: monospace; white-space: pre; overflow-x: auto; line-height: 1.35; margin: 0; text-align: left"
+)
 
 
 class Shown:

@@ -4,177 +4,173 @@ from __future__ import annotations
 
 import html
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from torch import fx
+from typing import Final
 
 from monograph.errors import DefinitionError
+from monograph.inspect.pages.boxes import Arrow, Box, Panel, all_arrows, panels
+from monograph.inspect.pages.layout import LINE, WIDEST, Placed, placed
 from monograph.inspect.suggestions import nearest
-from monograph.ir.meta import TensorMeta, origin, value
-from monograph.ir.printer import short_target
+from monograph.ir.meta import origin
 from monograph.ir.program import Program
+from monograph.ir.text import bytes_text, count_text
 from monograph.passes.inductor.inline_parts import inline_parts
 
-_COLORS = {"forward": "#d3f9d8", "backward": "#ffe3e3", "update": "#e5dbff"}
-_OTHER = "#f1f3f5"
-_LISTED = 20  # modules, in an error
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 190, 34, 16, 26
+_COLORS: Final = {"forward": "#d3f9d8", "backward": "#ffe3e3", "update": "#e5dbff"}
+_OTHER: Final = "#f1f3f5"
+_LISTED: Final = 20  # modules, in an error
+_LEGEND, _BETWEEN = 48, 40  # the height of the legend, and what is between two phases
+_LEAST, _MOST = 1.0, 7.0  # widths of arrows
 
 
-@dataclass(frozen=True)
-class Box:
-    """An op, or an input of the drawn part."""
-
-    name: str
-    text: str
-    below: str  # what it makes
-    color: str
-    place: str
-
-
-@dataclass
-class Drawing:
-    """Boxes by name, and which feeds which."""
-
-    boxes: dict[str, Box] = field(default_factory=dict)
-    arrows: list[tuple[str, str]] = field(default_factory=list)
-
-
-def draw(path: str | Path, program: Program, module: str | None) -> None:
+def draw(path: str | Path, program: Program, module: str | None, depth: int | None) -> None:
     """Write a drawing of the ops of `module` (of the whole step for None), with what they read from outside of it."""
     target = Path(path)
-    drawing = _drawing(inline_parts(program), module)
-    if target.suffix == ".dot":
-        target.write_text(_dot(drawing))
-    elif target.suffix == ".svg":
-        target.write_text(_svg(drawing))
-    else:
+    if target.suffix not in (".dot", ".svg"):
         raise DefinitionError(
             f"draw({str(path)!r}): drawings are DOT or SVG files", hint='draw("step.svg", module="model.fc")'
         )
-
-
-def _drawing(program: Program, module: str | None) -> Drawing:
-    drawing = Drawing()
-    inside = {
-        node
-        for node in program.graph.nodes
-        if node.op == "call_function" and (module is None or origin(node).is_in(module))
-    }
-    if not inside:
-        known = {origin(node).module for node in program.graph.nodes if origin(node).module}
+    if depth is not None and (not isinstance(depth, int) or depth < 0):
+        raise DefinitionError(
+            f"draw(depth={depth!r})", hint="how many levels of modules are opened, from 0 on"
+        )
+    whole = inline_parts(program)
+    found = panels(whole, module, depth)
+    if not found:
+        known = {origin(node).module for node in whole.graph.nodes if origin(node).module}
         near = nearest(str(module), known) or sorted(known)[:_LISTED]
         raise DefinitionError(
             f"no op belongs to the module {module!r}", hint=f"modules near it: {', '.join(near)}"
         )
-    paths = program.input_paths
-    for node in program.graph.nodes:
-        if node not in inside:
-            continue
-        drawing.boxes[node.name] = _box(node, paths)
-        for item in node.all_input_nodes:
-            if item not in inside:
-                drawing.boxes.setdefault(item.name, _box(item, paths, outside=True))
-            drawing.arrows.append((item.name, node.name))
-    return drawing
+    target.write_text(_dot(found) if target.suffix == ".dot" else _svg(found, module))
 
 
-def _box(node: fx.Node, paths: Mapping[str, str], *, outside: bool = False) -> Box:
-    place, described = origin(node), value(node)
-    below = str(described) if isinstance(described, TensorMeta) else ""
-    if node.op != "call_function":
-        return Box(node.name, paths.get(node.name, node.name), below, "#ffffff", "")
-    op = short_target(node.target)
-    color = "#ffffff" if outside else _COLORS.get(place.phase, _OTHER)
-    return Box(node.name, f"{node.name}: {op}", below, color, str(place))
+def _width(arrow: Arrow, widest: int) -> float:
+    """Arrows are as wide as their bytes, on the scale of square roots."""
+    return _LEAST + (_MOST - _LEAST) * math.sqrt(arrow.nbytes / widest)
+
+
+def _widest(found: Sequence[Panel]) -> int:
+    return max([arrow.nbytes for arrow in all_arrows(found)], default=0) or 1
+
+
+def _color(box: Box) -> str:
+    return _COLORS.get(box.phase, _OTHER) if box.phase else "#ffffff"
 
 
 # --- DOT -------------------------------------------------------------------------------------------------------------
 
 
-def _dot(drawing: Drawing) -> str:
-    lines = ["digraph step {", '  node [shape=box, style=filled, fontname="sans-serif", fontsize=10];']
-    for box in drawing.boxes.values():
-        label = _quoted(f"{box.text}\n{box.below}".strip())
-        lines.append(
-            f"  {_quoted(box.name)} [label={label}, fillcolor={_quoted(box.color)}, tooltip={_quoted(box.place)}];"
-        )
-    lines += [f"  {_quoted(a)} -> {_quoted(b)};" for a, b in drawing.arrows]
+def _dot(found: Sequence[Panel]) -> str:
+    lines = [
+        "digraph step {",
+        "  compound=true;",
+        '  node [shape=box, style=filled, fontname="sans-serif", fontsize=10];',
+    ]
+    for panel in found:
+        lines += _dot_frame(panel.frame, panel.phase, _widest(found))
     return "\n".join([*lines, "}"]) + "\n"
 
 
-# --- SVG -------------------------------------------------------------------------------------------------------------
+def _dot_frame(frame: Box, phase: str, widest: int) -> Iterator[str]:
+    def name(box: Box) -> str:
+        return _quoted(f"{phase}/{box.name}")
+
+    def leaf(box: Box) -> Box:  # Graphviz has arrows from op to op, which end at a frame
+        return leaf(box.boxes[0]) if box.boxes else box
+
+    yield f"  subgraph {_quoted(f'cluster_{phase}/{frame.name}')} {{ label={_quoted(frame.lines[0])};"
+    known = {box.name: box for box in frame.boxes}
+    for box in frame.boxes:
+        if box.boxes:
+            yield from _dot_frame(box, phase, widest)
+        else:
+            label = _quoted("\n".join(box.lines))
+            yield f"  {name(box)} [label={label}, fillcolor={_quoted(_color(box))}, tooltip={_quoted(box.note)}];"
+    yield "  }"
+    for arrow in frame.arrows:
+        start, end = known[arrow.start], known[arrow.end]
+        ends = [
+            f"{key}={_quoted(f'cluster_{phase}/{box.name}')}"
+            for key, box in (("ltail", start), ("lhead", end))
+            if box.boxes
+        ]
+        about = ", ".join(
+            [f"penwidth={_width(arrow, widest):.1f}", f"tooltip={_quoted(bytes_text(arrow.nbytes))}", *ends]
+        )
+        yield f"  {name(leaf(start))} -> {name(leaf(end))} [{about}];"
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _svg(drawing: Drawing) -> str:
-    """Rows by the longest way from an input; in a row each box stands near the middle of what it reads."""
-    place = _places(drawing)
-    width = max(x for x, _ in place.values()) + _WIDTH + _GAP_X
-    height = max(y for _, y in place.values()) + _HEIGHT + _GAP_Y
+# --- SVG -------------------------------------------------------------------------------------------------------------
+
+
+def _svg(found: Sequence[Panel], module: str | None) -> str:
+    """Each phase on its own, one beside the other."""
+    drawn = [placed(panel.frame) for panel in found]
+    widest = _widest(found)
+    width = max(sum(item.width for item in drawn) + _BETWEEN * len(drawn), 560)
+    height = max(item.height for item in drawn) + _LEGEND + 24
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="10">',
-        '<defs><marker id="tip" markerWidth="7" markerHeight="6" refX="7" refY="3" orient="auto">'
-        '<path d="M0,0 L7,3 L0,6 z" fill="#868e96"/></marker></defs>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" font-family="sans-serif" font-size="11" fill="#212529">',
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto" markerUnits="userSpaceOnUse">'
+        '<path d="M0,0 L8,4 L0,8 z" fill="#868e96"/></marker></defs>',
+        f'<rect width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>',
+        *_legend(found, module, widest),
     ]
-    for start, end in drawing.arrows:
-        (x1, y1), (x2, y2) = place[start], place[end]
-        middle = (y1 + _HEIGHT + y2) / 2
-        lines.append(
-            f'<path d="M{x1 + _WIDTH / 2},{y1 + _HEIGHT} C{x1 + _WIDTH / 2},{middle} {x2 + _WIDTH / 2},{middle} '
-            f'{x2 + _WIDTH / 2},{y2}" fill="none" stroke="#adb5bd" marker-end="url(#tip)"/>'
-        )
-    for box in drawing.boxes.values():
-        x, y = place[box.name]
-        lines.append(
-            f'<g><title>{html.escape(_printable(box.place))}</title><rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="4" '
-            f'fill="{box.color}" stroke="#adb5bd"/><text x="{x + 6}" y="{y + 14}">{html.escape(_cut(box.text))}</text>'
-            f'<text x="{x + 6}" y="{y + 27}" fill="#6a737d">{html.escape(_cut(box.below))}</text></g>'
-        )
+    x = _BETWEEN / 2
+    for item in drawn:
+        item.x, item.y = x, float(_LEGEND)
+        lines += _drawn(item, 0, 0, widest)
+        x += item.width + _BETWEEN
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _cut(text: str) -> str:
-    text = _printable(text)
-    return text if len(text) <= 34 else f"{text[:32]}…"
+def _legend(found: Sequence[Panel], module: str | None, widest: int) -> Iterator[str]:
+    folded = count_text(sum(panel.num_folded for panel in found), "view")
+    text = f"{module or 'the whole step'}: {folded} folded; an arrow is as wide as its bytes, the widest has {bytes_text(widest)}"
+    yield f'<text x="20" y="18" font-weight="bold">{_escaped(text)}</text>'
+    x = 20
+    for panel in found:
+        color = _COLORS.get(panel.phase, _OTHER)
+        yield f'<rect x="{x}" y="27" width="12" height="12" fill="{color}" stroke="#868e96"/>'
+        yield f'<text x="{x + 17}" y="37">{_escaped(panel.phase)}</text>'
+        x += 90
+    yield f'<rect x="{x}" y="27" width="12" height="12" fill="#ffffff" stroke="#868e96"/><text x="{x + 17}" y="37">from outside</text>'
 
 
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _places(drawing: Drawing) -> dict[str, tuple[int, int]]:
-    sources: dict[str, list[str]] = defaultdict(list)
-    for start, end in drawing.arrows:
-        sources[end].append(start)
-    level: dict[str, int] = {}
-    inputs = [name for name in drawing.boxes if not sources[name]]
-    ordered = [*inputs, *(name for name in drawing.boxes if sources[name])]
-    for name in ordered:  # ops stand in an order in which they can run
-        level[name] = max((level[item] + 1 for item in sources[name]), default=0)
-    for name in inputs:  # as near as can be to who reads it
-        readers = [level[end] for start, end in drawing.arrows if start == name]
-        level[name] = max(min(readers, default=1) - 1, 0)
-    rows: dict[int, list[str]] = defaultdict(list)
-    for name in ordered:
-        rows[level[name]].append(name)
-    column: dict[str, float] = {}
-    place: dict[str, tuple[int, int]] = {}
-    for number in sorted(rows):
-        names = sorted(
-            rows[number], key=lambda name: _middle([column[item] for item in sources[name] if item in column])
+def _drawn(item: Placed, x: float, y: float, widest: int) -> Iterator[str]:
+    """A box at its place in a frame whose corner is (x, y), and what is in it."""
+    x, y, box = x + item.x, y + item.y, item.box
+    is_frame = bool(box.boxes)
+    fill, stroke = ("none", "#868e96") if is_frame else (_color(box), "#adb5bd")
+    dashed = ' stroke-dasharray="4 3"' if is_frame else ""
+    yield (
+        f'<g><title>{_escaped(box.note or box.name)}</title><rect x="{x:.0f}" y="{y:.0f}" width="{item.width:.0f}" '
+        f'height="{item.height:.0f}" rx="5" fill="{fill}" stroke="{stroke}"{dashed}/>'
+    )
+    for number, line in enumerate(box.lines):
+        style = 'font-weight="bold"' if not number else 'fill="#495057"'
+        yield f'<text x="{x + 8:.0f}" y="{y + 15 + LINE * number:.0f}" {style}>{_escaped(_cut(line))}</text>'
+    yield "</g>"
+    for arrow, path in item.paths:
+        yield (
+            f'<path transform="translate({x:.0f} {y:.0f})" d="{path}" fill="none" stroke="#868e96" stroke-opacity="0.7" '
+            f'stroke-width="{_width(arrow, widest):.1f}" marker-end="url(#tip)"><title>{bytes_text(arrow.nbytes)}</title></path>'
         )
-        for index, name in enumerate(names):
-            column[name] = float(index)
-            place[name] = (_GAP_X + index * (_WIDTH + _GAP_X), _GAP_Y + number * (_HEIGHT + _GAP_Y))
-    return place
+    for inner in item.inside:
+        yield from _drawn(inner, x, y, widest)
 
 
-def _middle(columns: Sequence[float]) -> float:
-    return sum(columns) / len(columns) if columns else 0.0
+def _escaped(text: str) -> str:
+    return html.escape("".join(letter if letter.isprintable() else " " for letter in text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"

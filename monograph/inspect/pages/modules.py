@@ -16,9 +16,9 @@ from monograph.compiler import Build
 from monograph.inspect.memory.holders import by_module, holders
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.meta import compute_nodes, origin
+from monograph.ir.ops.arithmetic import flops
 from monograph.ir.program import Program
 from monograph.ir.text import Shown, bytes_text, count_text, table
-from monograph.ir.ops.arithmetic import flops
 from monograph.state.find import Owned
 
 _COLUMNS: Final = ("module", "output", "parameters", "forward FLOPs", "backward FLOPs", "at the peak")
