@@ -26,6 +26,13 @@ def check_mesh(mesh: Any) -> None:
         )
 
 
+def mesh_text(mesh: Any) -> str:
+    """A mesh in words, the same on all its ranks."""
+    return (
+        f"a mesh of the dimensions {', '.join(mesh.mesh_dim_names or ())} and the ranks {mesh.mesh.tolist()}"
+    )
+
+
 def group_of_stages(mesh: Any) -> Any:
     """The processes that share the stages of a copy with this one. Raises DistributedError if the mesh is not over all processes."""
     if mesh.size() != num_processes():

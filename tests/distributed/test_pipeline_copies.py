@@ -198,6 +198,40 @@ def test_more_copies_of_pipelines() -> None:
         assert_right(case, found)
 
 
+def _deviating(kind: str) -> str:
+    """What a rank hears if one has another mesh, or a copy another batch from the third step on."""
+    other = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    mesh = (
+        {"names": other, "dimensions": _mesh()["dp"]}.get(kind, _mesh()) if dist.get_rank() == 3 else _mesh()
+    )
+    step = _step(Extras(), mesh)
+    before = copy.deepcopy(step.model.state_dict())
+    if kind == "rows":
+        step(*_batch())
+        step(*_batch(1))
+        before = copy.deepcopy(step.model.state_dict())
+    rows = 2 * MICRO_BATCHES * (1 + _mesh().get_local_rank("dp")) if kind == "rows" else 2 * MICRO_BATCHES
+    with pytest.raises(mg.DistributedError) as found:
+        step(*_batch(2, rows=rows))
+    assert_same(before, step.model.state_dict(), "state")
+    return found.value.message
+
+
+@pytest.mark.long
+def test_a_rank_that_deviates_is_named_at_once() -> None:
+    for kind, said in (
+        ("names", "rank 3 differs from the others: it has a mesh of the dimensions pp, dp and the ranks"),
+        (
+            "dimensions",
+            "rank 3 could not build its step: DistributedError: modules have stages, and enable_data",
+        ),
+        ("rows", "already and runs the collectives of an earlier step, while rank "),
+    ):
+        messages = on_ranks(_deviating, kind, ranks=4)
+        rest = messages[:3] if kind == "dimensions" else messages
+        assert all(said in message for message in rest), messages
+
+
 def _saved(directory: str) -> Any:
     step = _step(Extras(averaged=True), zero=2)
     for seed in range(2):
