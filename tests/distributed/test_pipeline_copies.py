@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
@@ -134,6 +136,20 @@ def _wrapped() -> Step:
     return Step(task, model, torch.optim.AdamW(model.parameters()), "1F1B", Extras())
 
 
+def _three_dimensions(_rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("pp", "dp", "tp"))
+    with pytest.raises(
+        mg.ConfigError, match="a mesh of the dimensions pp, dp, tp: a pipeline has stages and copies"
+    ):
+        _step(Extras(), mesh)
+
+
+def _in_parts() -> Step:
+    step = _step(Extras())
+    parallelize_module(step.model.layers[0].to(nn.Module), _mesh()["dp"], {"0": ColwiseParallel()})
+    return step
+
+
 def _without_stages() -> Step:
     step = _step(Extras())
     for path, _ in tied(2).stages:
@@ -152,6 +168,8 @@ FOUR: dict[str, Case] = {
     "one dimension": _refused("nobody has said which", lambda: _step(Extras(), _mesh()["dp"])),
     "zero 3": _refused("enable_zero(stage=3) is on", lambda: _step(Extras(), zero=3)),
     "no stages": _refused("no module has a stage", _without_stages),
+    "three dimensions": _three_dimensions,
+    "in parts": _refused("model.layers.0.0 has parameters that are DTensors", _in_parts),
     "wrapped": _refused("DistributedDataParallel wraps model", _wrapped),
     "other sizes": _refused(
         "the argument x: i64[16, 3], and elsewhere",
