@@ -18,12 +18,26 @@ def has_stages(mesh: Any) -> bool:
 
 def check_mesh(mesh: Any) -> None:
     """Raise ConfigError for what is no mesh of copies, and none of copies and stages."""
+    names = getattr(mesh, "mesh_dim_names", None) or ()
+    if STAGES_DIM in names and len(names) > 2:
+        raise ConfigError(
+            f"enable_data_parallel() got a mesh of the dimensions {', '.join(names)}: a pipeline has stages and copies, and each process has "
+            "the whole parameters of its stages",
+            hint=f"make a mesh of two dimensions, as {EXAMPLE}; modules in parts are trained without set_stage()",
+        )
     if mesh is not None and getattr(mesh, "ndim", 0) != 1 and not has_stages(mesh):
         raise ConfigError(
             f"enable_data_parallel(mesh={mesh!r}): a DeviceMesh of one dimension is needed, or of two with one that is named "
             f"{STAGES_DIM!r}",
             hint='pass one dimension of a larger one: mesh["dp"]',
         )
+
+
+def mesh_text(mesh: Any) -> str:
+    """A mesh in words, the same on all its ranks."""
+    return (
+        f"a mesh of the dimensions {', '.join(mesh.mesh_dim_names or ())} and the ranks {mesh.mesh.tolist()}"
+    )
 
 
 def group_of_stages(mesh: Any) -> Any:

@@ -14,9 +14,10 @@ from monograph.capture.lazy import initialise_lazy
 from monograph.capture.optimizers.on_parts import try_on_parts
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
-from monograph.compat.distributed.groups import group_named, num_processes, whole_group
+from monograph.compat.distributed.groups import group_named, has_others, num_processes, whole_group
 from monograph.compiler import Build
 from monograph.distributed.buffers import begin_alike
+from monograph.distributed.columns import mesh_text
 from monograph.distributed.pipeline.bound import pipeline_of
 from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.replicas import Replica, replicas_of
@@ -29,7 +30,7 @@ from monograph.settings import Settings
 from monograph.state.find import Owned
 
 if TYPE_CHECKING:
-    from monograph.distributed.agreement import Agreement, Signature
+    from monograph.distributed.agreement import Agreement, Beginning, Signature
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class Together:
 
     def __init__(self) -> None:
         self.alike = WeakSet[nn.Module]()  # modules with which all have begun alike
+        self._beginning: Beginning | None = None  # of what takes more than one process
         self._agreements: dict[str, Agreement] = {}  # by group
         self._signatures: dict[int, Signature] = {}  # by number of the build
 
@@ -60,21 +62,28 @@ class Together:
             lines += _optimizers(owned)
             groups = {item.group for item in new}
             self._agreed_on(request.name, groups).ranks.agree(
-                "\n".join(lines), "to begin with the same state"
+                "\n".join(lines), "to begin with the same state", self._beginning
             )
         begin_alike(replicas, self.alike)
 
     def _begin_pipeline(self, request: Request, pipeline: Pipeline, replicas: Sequence[Replica]) -> None:
         new = [module for module in request.owned.modules.values() if module not in self.alike]
         if new:
-            lines = [pipeline.text, *_parameters(request.owned.modules), *_optimizers(request.owned)]
-            self._agreed_on(request.name, ()).ranks.agree("\n".join(lines), "to begin a pipeline")
+            copies = request.settings.data_parallel
+            lines = [pipeline.text, *([] if copies is None else [mesh_text(copies.mesh)])]
+            lines += [*_parameters(request.owned.modules), *_optimizers(request.owned)]
+            ranks = self._agreed_on(request.name, ()).ranks
+            ranks.agree("\n".join(lines), "to begin a pipeline", self._beginning)
             begin_alike(replicas, self.alike)
             self.alike.update(new)
 
     @contextmanager
-    def building(self) -> Iterator[None]:
+    def building(self, name: str) -> Iterator[None]:
         """Inside, there will be a build. If there is none, this is said to the others, which may wait with theirs."""
+        if self._beginning is None and has_others():
+            self._beginning = _agreement().Beginning(name)
+        if self._beginning is not None:
+            self._beginning.begins()
         try:
             yield
         except (Served, NotPermitted):
@@ -82,6 +91,8 @@ class Together:
         except Exception as error:
             for agreement in self._agreements.values():
                 agreement.not_built(error)
+            if self._beginning is not None:
+                self._beginning.not_built(error)
             raise
 
     def run(self, name: str, build: Build, steps: int, step: Callable[[], T]) -> T:

@@ -72,6 +72,25 @@ def _differing(graph: mg.Graph) -> None:
     graph.config.set_pipeline_schedule("1F1B" if dist.get_rank() else "GPipe")
 
 
+def _one_cannot_build(rank: int) -> None:
+    """The other one hears of it while it waits to begin; both may try again."""
+    task = tied(2)
+    torch.manual_seed(0)
+    model = task.make()
+    step = Step(task, model, torch.optim.SGD(model.parameters()), "1F1B", Extras())
+    batch = (*task.batch(torch.Generator()), torch.ones(MICRO_BATCHES))
+    step.config.set_gradient_accumulation_steps(1 if rank else MICRO_BATCHES)
+    said = (
+        "there are no micro-batches"
+        if rank
+        else "rank 1 could not build its step: DistributedError: modules have"
+    )
+    with pytest.raises(mg.DistributedError, match=said):
+        step(*batch)
+    step.config.set_gradient_accumulation_steps(MICRO_BATCHES)
+    step(*batch)
+
+
 def _resumed(rank: int) -> None:
     """A rank saves what it updates, another graph goes on from there, and one process alone says what is missing."""
     task, extras = tied(2), replace(EVERY, infinite_in=None)
@@ -178,6 +197,7 @@ QUICK: dict[str, Case] = {
         TWO, "there are no micro-batches", lambda graph: graph.config.set_gradient_accumulation_steps(1)
     ),
     "zero": _refused(TWO, "enable_zero() is on", lambda graph: graph.config.enable_zero(stage=1)),
+    "one cannot build": _one_cannot_build,
     "resumed": _resumed,
     "not finite": _not_finite,
     "other schedules": _refused(TWO, "differs from the others: it has ", _differing),

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
@@ -134,6 +136,20 @@ def _wrapped() -> Step:
     return Step(task, model, torch.optim.AdamW(model.parameters()), "1F1B", Extras())
 
 
+def _three_dimensions(_rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("pp", "dp", "tp"))
+    with pytest.raises(
+        mg.ConfigError, match="a mesh of the dimensions pp, dp, tp: a pipeline has stages and copies"
+    ):
+        _step(Extras(), mesh)
+
+
+def _in_parts() -> Step:
+    step = _step(Extras())
+    parallelize_module(step.model.layers[0].to(nn.Module), _mesh()["dp"], {"0": ColwiseParallel()})
+    return step
+
+
 def _without_stages() -> Step:
     step = _step(Extras())
     for path, _ in tied(2).stages:
@@ -152,6 +168,8 @@ FOUR: dict[str, Case] = {
     "one dimension": _refused("nobody has said which", lambda: _step(Extras(), _mesh()["dp"])),
     "zero 3": _refused("enable_zero(stage=3) is on", lambda: _step(Extras(), zero=3)),
     "no stages": _refused("no module has a stage", _without_stages),
+    "three dimensions": _three_dimensions,
+    "in parts": _refused("model.layers.0.0 has parameters that are DTensors", _in_parts),
     "wrapped": _refused("DistributedDataParallel wraps model", _wrapped),
     "other sizes": _refused(
         "the argument x: i64[16, 3], and elsewhere",
@@ -196,6 +214,40 @@ def test_more_copies_of_pipelines() -> None:
     found = on_ranks(run_cases, __name__, "MORE", ranks=4)
     for case in MORE:
         assert_right(case, found)
+
+
+def _deviating(kind: str) -> str:
+    """What a rank hears if one has another mesh, or a copy another batch from the third step on."""
+    other = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    mesh = (
+        {"names": other, "dimensions": _mesh()["dp"]}.get(kind, _mesh()) if dist.get_rank() == 3 else _mesh()
+    )
+    step = _step(Extras(), mesh)
+    before = copy.deepcopy(step.model.state_dict())
+    if kind == "rows":
+        step(*_batch())
+        step(*_batch(1))
+        before = copy.deepcopy(step.model.state_dict())
+    rows = 2 * MICRO_BATCHES * (1 + _mesh().get_local_rank("dp")) if kind == "rows" else 2 * MICRO_BATCHES
+    with pytest.raises(mg.DistributedError) as found:
+        step(*_batch(2, rows=rows))
+    assert_same(before, step.model.state_dict(), "state")
+    return found.value.message
+
+
+@pytest.mark.long
+def test_a_rank_that_deviates_is_named_at_once() -> None:
+    for kind, said in (
+        ("names", "rank 3 differs from the others: it has a mesh of the dimensions pp, dp and the ranks"),
+        (
+            "dimensions",
+            "rank 3 could not build its step: DistributedError: modules have stages, and enable_data",
+        ),
+        ("rows", "already and runs the collectives of an earlier step, while rank "),
+    ):
+        messages = on_ranks(_deviating, kind, ranks=4)
+        rest = messages[:3] if kind == "dimensions" else messages
+        assert all(said in message for message in rest), messages
 
 
 def _saved(directory: str) -> Any:

@@ -85,7 +85,7 @@ def alike(
         batch = (*task.batch(generator), factor)
         for step in [other] * (index == 1) + [ours] * (index == 2):
             before = _values(step)
-            report = step.verify(*batch)
+            report = step.verify(*batch, steps=index)
             assert report.ok, f"step {index}: {report}"
             assert_same(before, _values(step), f"verify {index}")
         found, expected = ours(*batch), (other if index == 2 else other.eager)(*batch)
@@ -180,12 +180,55 @@ def wrong(rank: int, backend: str = "aten") -> None:
     assert right.ok, right
 
 
+class Times(nn.Module):
+    """Multiplies by a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = torch.full((6,), 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
+def plain_tensors_on_meta(rank: int) -> None:
+    def model() -> nn.Module:
+        made = TIED.make()
+        for layer in made.layers:
+            layer.append(Times())
+        made.layers[1 - rank][-1].by = made.layers[1 - rank][-1].by.to("meta")
+        return made
+
+    alike(rank, task=replace(TIED, make=model), extras=Extras(on_meta=True))
+
+
+def drawing_by_an_argument(rank: int) -> None:
+    """A generator of the user's is moved by the rank of the stage that draws: no process can say where others have it."""
+    step = Noisy(random_stages.model())
+    generator = torch.Generator().manual_seed(3)
+    (x, *_) = random_stages.batches()
+    with pytest.raises(
+        mg.DistributedError, match=r"each rank moves its torch.Generator by the draws of its own stages"
+    ):
+        step.eager(x, generator)
+
+
+class Noisy(random_stages.Step):
+    def build(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        hidden = self.model.eval()(x)
+        loss = (hidden * torch.rand(hidden.shape, generator=generator)).square().mean()
+        loss.backward()
+        return loss
+
+
 QUICK: dict[str, Case] = {
     "adamw, everything": partial(alike, extras=EVERY),
     "on meta": partial(alike, extras=Extras(clip=0.3, averaged=True, on_meta=True)),
     "own state alone": own_state_alone,
     "drawing": drawing,
     "drawing in two stages": drawing_in_two_stages,
+    "plain tensors on meta": plain_tensors_on_meta,
+    "drawing by an argument": drawing_by_an_argument,
     "alone": alone,
     "wrong": wrong,
 }

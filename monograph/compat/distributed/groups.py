@@ -46,6 +46,11 @@ def said_first(key: str, word: str = "") -> str:
     return str(store.get(name).decode()) if store.check([name]) else ""
 
 
+def has_others() -> bool:
+    """True if there are other processes, and not only in a plan."""
+    return num_processes() > 1 and dist.get_backend() != FAKE
+
+
 def own_rank() -> int:
     """The number of this process; 0 without a process group."""
     return dist.get_rank() if has_group() else 0

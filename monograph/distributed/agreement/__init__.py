@@ -5,8 +5,9 @@ rank. Words go through the store of the group, never through tensors. Imports no
 """
 
 from monograph.distributed.agreement.agreement import Agreement
+from monograph.distributed.agreement.beginning import Beginning
 from monograph.distributed.agreement.ranks import Ranks
 from monograph.distributed.agreement.signature import Signature, signature_of
 from monograph.distributed.agreement.watch import Watch
 
-__all__ = ["Agreement", "Ranks", "Signature", "Watch", "signature_of"]
+__all__ = ["Agreement", "Beginning", "Ranks", "Signature", "Watch", "signature_of"]

@@ -116,9 +116,9 @@ class Ranks:
             self.store = PrefixStore(roster.digest, self._hall)
         return [json.loads(said or "")[1] for said in roster.hellos]
 
-    def agree(self, text: str, purpose: str) -> None:
+    def agree(self, text: str, purpose: str, watcher: Watcher | None = None) -> None:
         """Return when every rank has come here with the same text. Raises DistributedError on all that names who has another one."""
-        texts = self.meet(text, purpose)
+        texts = self.meet(text, purpose, watcher)
         if len(set(texts)) > 1:
             deviating, _, own, others = first_difference(texts)
             raise DistributedError(

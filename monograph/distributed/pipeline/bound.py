@@ -116,7 +116,7 @@ class Shares:
     """How a step is shared out among the ranks of a pipeline; of any other step nothing."""
 
     agreed: str = ""  # what all ranks have in common
-    owners: Mapping[str, int] = field(default_factory=dict)  # the rank that updates a state, by path
+    owners: Mapping[str, int] = field(default_factory=dict)  # the rank that has a state for all, by path
     elsewhere: frozenset[str] = frozenset()  # the parameters and buffers that other ranks update
     state_elsewhere: frozenset[str] = frozenset()  # and what belongs to these
     draws: str = ""  # why one process cannot draw the random numbers of all ranks as they do
@@ -181,16 +181,16 @@ def of_this_rank(
     kept = {port.path for port in own.inputs}
     inputs = {port.path: index for index, port in enumerate(program.inputs)}
     outputs = {(port.role, port.path): index for index, port in enumerate(program.outputs)}
-    state = [port for port in program.inputs if port.role in STATE]
-    owners = {port.path: owner for port in state if (owner := spread.rank_of(port)) is not None}
-    of_modules = {port.path for port in state if port.role in (Role.PARAM, Role.BUFFER)}
+    owners = {port.path: owner for port in program.inputs if (owner := spread.owner_of(port)) is not None}
+    of_modules = {port.path for port in program.inputs if port.role in (Role.PARAM, Role.BUFFER)}
+    kept_for = {port.path for port in program.inputs if port.role in STATE} - of_modules
     return OfRank(
         own,
         Shares(
             spread.text,
             owners,
             frozenset(of_modules - kept),
-            frozenset(path for path, owner in owners.items() if owner != rank and path not in of_modules),
+            frozenset(path for path in kept_for if owners.get(path, rank) != rank),
             spread.mixed_draws,
         ),
         tuple(_about_draws(spread)),

@@ -85,6 +85,8 @@ class Spread:
     @property
     def mixed_draws(self) -> str:
         """Why one process that runs all stages cannot draw the numbers of each rank by where its modules are; empty if it can."""
+        if any(port.role is Role.RNG for port in self.program.inputs):
+            return "each rank moves its torch.Generator by the draws of its own stages alone"
         by_rank: dict[int, set[int]] = {}
         for node, place in self.micro.place.items():
             if not is_random(node.target):
@@ -129,6 +131,13 @@ class Spread:
             for path in self.micro.read_by(stage):
                 found.setdefault(path, stage)
         return found
+
+    def owner_of(self, port: Port) -> int | None:
+        """The rank to ask for a state: that updates it, or for a plain tensor of a module the first that reads it."""
+        if port.role is not Role.CAPTURED:
+            return self.rank_of(port) if port.role in STATE else None
+        stage = self._first_reader.get(port.path)
+        return None if stage is None else self.ranks[stage]
 
     # --- which rank has what -----------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class _State:
 
     def __init__(self, owned: Owned, modules: Mapping[str, nn.Module], owners: Mapping[str, int]) -> None:
         self._owned, self._modules, self._owners = owned, modules, owners
-        self.slots = [slot for slot in module_slots(modules) if slot.role in (Role.PARAM, Role.BUFFER)]
+        self.slots = list(module_slots(modules))
         self._paths: dict[int, str] = {}  # the path by which the step knows a tensor
         for slot in self.slots:
             if slot.path in owners:
@@ -110,7 +110,8 @@ class _State:
         known: dict[int, tuple[str, _Given]] = {}  # the path of each of these, and who has it
         for slot in self.slots:
             old, path = slot.tensor, self._paths.get(id(slot.tensor))
-            if path is None or self._owners[path] == rank:
+            is_own = slot.role is Role.CAPTURED and not old.is_meta  # of a plain tensor each rank has its own
+            if path is None or self._owners[path] == rank or is_own:
                 continue
             if id(old) not in made:
                 owner = of_all[self._owners[path]]

@@ -1,0 +1,57 @@
+"""Before the ranks of a graph have met: which of them will not come, since it could not build its step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
+
+from monograph.compat.distributed.groups import store_of, whole_group
+from monograph.distributed.agreement.others import UNBUILT, error_line
+from monograph.distributed.agreement.ranks import RESTART, in_time
+from monograph.errors import DistributedError
+
+_START: Final = "TORCHELASTIC_RESTART_COUNT"  # of torchrun, which may keep the store of an earlier one
+
+
+class Beginning:
+    """What this rank has said of its first builds, and how it hears of those of others while it waits for them."""
+
+    def __init__(self, name: str) -> None:
+        prefix = f"monograph/{name}/beginning/{os.environ.get(_START, '')}"
+        self._store: Any = PrefixStore(prefix, store_of(whole_group()))
+        self._rank, self._failed = distributed.get_rank(), 0
+        self._heard: DistributedError | None = None  # of another rank, which has said so itself
+
+    def begins(self) -> None:
+        """This rank builds: it said otherwise before, if it has failed."""
+        if self._failed and self._said()[:1] == [self._rank]:
+            self._store.set(UNBUILT, "[]")
+
+    def not_built(self, error: BaseException) -> None:
+        """Say to those that wait for this rank that it has no build."""
+        self._failed += 1
+        if error is self._heard:
+            return
+        said = json.dumps([self._rank, self._failed, error_line(error)])
+        in_time(lambda: bool(self._store.set(UNBUILT, said)))
+
+    def look(self) -> None:
+        """Raises DistributedError if another rank has none; all may have failed alike before."""
+        if (said := self._said()) and said[1] > self._failed:
+            self._heard = DistributedError(
+                f"rank {said[0]} could not build its step: {said[2]}", hint=RESTART
+            )
+            raise self._heard
+
+    def last(self, _ranks: Sequence[int]) -> str:
+        """What they did last."""
+        return "there is no step yet"
+
+    def _said(self) -> list[Any]:
+        found: list[Any] = json.loads(self._store.get(UNBUILT)) if self._store.check([UNBUILT]) else []
+        return found
