@@ -15,11 +15,11 @@ from torch import fx
 from monograph.inspect.pages.modules import amount
 from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, metas, origin, value
+from monograph.ir.ops.arithmetic import flops
 from monograph.ir.port import Role
 from monograph.ir.printer import call_text, short_target
 from monograph.ir.program import Program
 from monograph.ir.text import bytes_text, count_text
-from monograph.recompute.arithmetic import flops
 
 MOST: Final = 60  # boxes of a phase, unless a depth is asked for
 _VIEWS: Final = (getitem, torch.ops.aten._unsafe_view.default)  # besides those that are known as views
