@@ -163,6 +163,14 @@ def _always(text: str) -> Callable[[Reason], str]:
     return lambda reason: text.format(place=reason.place)
 
 
+def _about_branch(reason: Reason) -> str:
+    """Of a branch, which is torch's own where build() has none on that size."""
+    stay = "each way of a branch has a build, and both stay"
+    if ".size(" in reason.place:
+        return f"{stay}; torch has some of its own, as in convolutions, and for one of yours torch.where(condition, a, b) has one for both"
+    return f"{stay}; torch.where(condition, a, b) has one for both"
+
+
 _OF_FORMS: Final = {  # what to pass in the place of an argument, by the field of its key that differs
     "shape": "{place} with one number of dimensions",
     "stride": "{place}.contiguous()",
@@ -200,9 +208,7 @@ _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.READ: _always(
         "what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
     ),
-    Cause.BRANCH: _always(
-        "each way of a branch has a build, and both stay; torch.where(condition, a, b) has one for both"
-    ),
+    Cause.BRANCH: _about_branch,
     Cause.FIXED: _about_fixed,
     Cause.ONCE: _always("move what changes {place} out of build()"),
     Cause.ROOM: _always(

@@ -212,3 +212,25 @@ def test_compiled_code_serves_all_sizes():
         torch.testing.assert_close(step(x), expected)
         torch.testing.assert_close(step.model.weight, plain.weight)
     assert [build.backend for build in step.builds] == ["inductor", "inductor"]
+
+
+class Convolution(mg.Graph):
+    """Torch asks for the number of images, and so does build()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4, 3))
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x * 2 if x.shape[0] > 40 else x)
+
+
+def test_branches_on_sizes_are_checked_without_data(caplog: pytest.LogCaptureFixture) -> None:
+    graph = Convolution()
+    graph.compile(mg.spec((mg.Dim("images", max=64), 1, 3, 3)))
+    for images in (7, 64, 3, 50):
+        x = torch.randn(images, 1, 3, 3)
+        assert_same(graph.model.to(nn.Module)(x * 2 if images > 40 else x), graph(x))
+    assert len(graph.builds) == 2, [build.reason for build in graph.builds]
+    assert "torch has some of its own" in graph.builds[1].reason.advice
+    assert "numbers stay" not in caplog.text

@@ -47,6 +47,10 @@ class Spec:
     def __repr__(self) -> str:
         return f"spec({self.shape}, {self.dtype}, {str(self.device)!r})"
 
+    def size(self, dim: int) -> int:
+        """The size of a dimension, as of a tensor."""
+        return int(self.shape[dim])
+
     @property
     def strides(self) -> tuple[int, ...]:
         """The strides of a contiguous tensor of this shape."""
