@@ -161,7 +161,9 @@ def _places(fd: int) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for entry in entries:
         if entry.filename.endswith("/data.pkl"):
-            raise Damaged("it is a file of torch.save(): load it into a model, and save a graph of that")
+            raise Damaged(
+                "it is a file of torch.save(): read it with torch.load(), and load what it holds into the model and the optimizer"
+            )
         if entry.flag_bits & ~0x0808 or not is_ours(entry.filename) or entry.filename in found:
             raise Damaged(f"it holds {entry.filename[:80]!r}, which is no part of it")
         found[entry.filename] = (_start(fd, entry, num_bytes), entry.file_size)

@@ -6,7 +6,7 @@ there and can be undone. Only then values are copied into the live tensors, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -163,12 +163,24 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def _misfit(
-    state_dict: Mapping[str, Any], faults: Iterable[str], parts: Mapping[str, Part]
+    state_dict: Mapping[str, Any], faults: Sequence[str], parts: Mapping[str, Part]
 ) -> CheckpointError:
     path = getattr(state_dict, "path", None)
     origin = f"the state in {path}" if path is not None else "the state"
     hint = "make the graph as it was when the state was saved; strict=False loads what is there by its name"
-    if state_dict and all(isinstance(item, torch.Tensor) for item in state_dict.values()):  # as of a module
+    inside = next(
+        (
+            key
+            for key, item in state_dict.items()
+            if isinstance(item, Mapping) and not parts.keys().isdisjoint(item)
+        ),
+        None,
+    )
+    if inside is not None:
+        hint = f"the state of a graph is in it: graph.load_state_dict(state[{inside!r}])"
+    elif faults and all(fault.startswith("unexpected") for fault in faults):
+        hint = 'keep your own values beside the state of the graph: {"step": step.state_dict(), "epoch": 3}'
+    elif state_dict and all(isinstance(item, torch.Tensor) for item in state_dict.values()):  # as of a module
         first = next(iter(parts), "model")
         hint = (
             f"if this is the state of a module, load it there, as by graph.{first}.load_state_dict(state); it has no "

@@ -142,3 +142,14 @@ def test_what_only_a_module_has():
     assert not hasattr(step, "parameters")
     with pytest.raises(AttributeError, match="no attribute 'something'"):
         _ = step.something
+
+
+def test_values_of_the_user_are_kept_beside_the_state() -> None:
+    model = nn.Linear(4, 2)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(mg.CheckpointError) as caught:
+        step.load_state_dict({**step.state_dict(), "epoch": 3})
+    assert '{"step": step.state_dict(), "epoch": 3}' in str(caught.value.hint)
+    with pytest.raises(mg.CheckpointError) as caught:
+        step.load_state_dict({"step": step.state_dict(), "epoch": 3})
+    assert caught.value.hint == "the state of a graph is in it: graph.load_state_dict(state['step'])"

@@ -379,3 +379,31 @@ def test_an_option_that_is_set_instead_of_called_is_an_error() -> None:
     with pytest.raises(mg.DefinitionError, match=r"config\.backend is a method") as caught:
         step.config.backend = "inductor"
     assert "config.backend('inductor')" in str(caught.value)
+
+
+class Divided(mg.Graph):
+    """With two micro-batches; `by` is what build() does with its loss."""
+
+    def __init__(self, by: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self.by = nn.Linear(4, 2), by
+        self.add_optimizer(sgd(self.model))
+        self.config.set_gradient_accumulation_steps(2)
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.by(self.model(x).square().mean())
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize("by", [lambda loss: loss / 2, lambda loss: loss * 0.5])
+def test_a_loss_that_is_divided_for_micro_batches_is_told(by: Callable[[Any], Any]) -> None:
+    with pytest.warns(UserWarning, match=r"divided by 2 before backward\(\), and the graph"):
+        Divided(by)(torch.randn(4, 4))
+
+
+@pytest.mark.parametrize("by", [lambda loss: loss, lambda loss: loss / 3, lambda loss: (loss / 2).exp()])
+def test_other_losses_of_micro_batches_are_not_told(by: Callable[[Any], Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Divided(by)(torch.randn(4, 4))

@@ -18,14 +18,18 @@ from monograph.capture.optimizers.autocast import Casting
 from monograph.capture.tensors.functions import infinities_of_all
 from monograph.compat.amp import forget_unscaled
 from monograph.compat.autograd import watching_backward
+from monograph.compat.modes import current_tracer
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import changes_of
+from monograph.compat.traces.nodes import traced_node
 from monograph.errors import CaptureError, OptimizerError
 from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
 from monograph.state.group_keys import clip, has_limits, with_lr_scale
 from monograph.user_code.files import is_user_file
+from monograph.user_code.lines import warn_at_user_line
 
+_DIVIDE, _MULTIPLY = torch.ops.aten.div.Tensor, torch.ops.aten.mul.Tensor
 _READY, _UNSCALED, _STEPPED = "ready", "unscaled", "stepped"
 _OWN_METHODS = (
     "scale",
@@ -121,6 +125,11 @@ class StepRules:
         count = self._settings.accumulation_steps
         with self._doing("scale"):
             if count > 1:
+                if _is_divided(tensor, count):
+                    warn_at_user_line(
+                        f"the loss is divided by {count} before backward(), and the graph divides it by its {count} micro-batches, too: "
+                        f"the gradients are {count} times smaller than you expect; leave out `/ {count}`"
+                    )
                 tensor = tensor / count
             if self._scaler is not None:
                 scaled: torch.Tensor = type(self._scaler).scale(self._scaler, tensor)
@@ -264,3 +273,13 @@ def _in_zero_grad(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_divided(tensor: torch.Tensor, count: int) -> bool:
+    """True where the last thing that a trace has done with a loss is to divide it by a number."""
+    tracer = current_tracer()
+    node = None if tracer is None else traced_node(tensor, tracer)
+    if node is None or node.target not in (_DIVIDE, _MULTIPLY):
+        return False
+    by = node.args[1]
+    return isinstance(by, int | float) and by == (count if node.target is _DIVIDE else 1 / count)
