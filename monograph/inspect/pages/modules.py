@@ -148,10 +148,12 @@ def _with_build(summary: StepSummary, build: Build) -> StepSummary:
     given = ", ".join(f"{leaf.path} {leaf.value}" for call in calls for leaf in call.inputs)
     made = ", ".join(str(leaf.value) for call in calls for leaf in call.outputs)
     ops = count_text(sum(1 for _ in build.stages[0].program.ops()), "op")
+    sizes = [size for call in calls for leaf in call.inputs for size in getattr(leaf.value, "shape", ())]
+    varies = "; numbers are those of the sizes of its capture" if set(map(type, sizes)) - {int} else ""
     return replace(
         summary,
         backend=build.backend,
-        about=f"{ops} as captured, of {given or 'no tensors'}; it gives {made or 'none'}",
+        about=f"{ops} as captured, of {given or 'no tensors'}; it gives {made or 'none'}{varies}",
         state_bytes=build.memory.state_bytes,
         argument_bytes=build.memory.argument_bytes,
         peak_bytes=build.memory.peak_bytes,
