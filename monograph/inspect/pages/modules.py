@@ -17,7 +17,7 @@ from monograph.inspect.memory.holders import by_module, holders
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.meta import compute_nodes, origin
 from monograph.ir.program import Program
-from monograph.ir.text import Shown, bytes_text, count_text, table
+from monograph.ir.text import Displayed, Rows, bytes_text, count_text, table
 from monograph.recompute.arithmetic import flops
 from monograph.state.find import Owned
 
@@ -41,7 +41,7 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, repr=False)
-class StepSummary(Shown):
+class StepSummary(Displayed):
     """The modules of a step, and its sums. `str()` of it is a table.
 
     FLOPs are those of matrix products, convolutions and attention in the step as captured, two for each multiplication and
@@ -114,7 +114,7 @@ def step_summary(name: str, owned: Owned, build: Build | None, depth: int | None
     arithmetic = {} if build is None else _arithmetic(build.stages[0].program)
     inside = _with_those_inside(arithmetic)
     held = {} if build is None else _held(build)
-    rows = tuple(
+    rows = Rows(
         ModuleRow(
             path,
             type(module).__name__,
