@@ -23,7 +23,7 @@ from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call
 from monograph.ir.call.varying import ones_in
 from monograph.ir.program import Program
-from monograph.ir.text import Shown, bytes_text, count_text, shortened
+from monograph.ir.text import Displayed, bytes_text, count_text, shortened
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
@@ -41,7 +41,7 @@ _SHOWN: Final = 8  # builds in a cell
 
 
 @dataclass(frozen=True, eq=False)
-class Build(Shown):
+class Build(Displayed):
     """All that one compilation made. Never changed, but that `ones` grows."""
 
     number: int
@@ -196,7 +196,7 @@ class Build(Shown):
         return self.guards.reason(inputs, call)
 
 
-class Builds(Shown, tuple[Build, ...]):
+class Builds(Displayed, tuple[Build, ...]):
     """The builds of a graph, oldest first."""
 
     __slots__ = ()

@@ -25,7 +25,7 @@ from monograph.errors import ArtifactError, BackendError, MonographError, Signat
 from monograph.ir.graph_signature import CopyToArgument, Number
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.ir.text import Shown
+from monograph.ir.text import Displayed
 from monograph.layout import MAX_NUMBER
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
@@ -39,7 +39,7 @@ _SAVE_AGAIN: Final = "save the graph again, or load another artifact"
 _KEPT_SIZES: Final = 64  # programs of one range, made for different sizes
 
 
-class StoredSignature(Shown):
+class StoredSignature(Displayed):
     """One way to call an artifact, such as `artifact.train` or `artifact.infer`."""
 
     def __init__(

@@ -17,7 +17,7 @@ from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import Role
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
-from monograph.ir.text import Shown
+from monograph.ir.text import Displayed
 from monograph.passes.gate_nonfinite import is_loss
 from monograph.user_code.lines import Origin
 
@@ -36,7 +36,7 @@ class Named:
 
 
 @dataclass(frozen=True, repr=False)
-class Nonfinite(Shown):
+class Nonfinite(Displayed):
     """An op that made a NaN or an Inf, with what went into it and what came out."""
 
     where: Origin
@@ -66,7 +66,7 @@ class Nonfinite(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class NonfiniteReport(Shown):
+class NonfiniteReport(Displayed):
     """What `find_nonfinite` found. `ok` says that results and new state are finite."""
 
     graph: str

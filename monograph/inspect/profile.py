@@ -22,7 +22,7 @@ from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
-from monograph.ir.text import Shown, table
+from monograph.ir.text import Displayed, Rows, table
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
@@ -57,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True, repr=False)
-class Profile(Shown):
+class Profile(Displayed):
     """What `profile` measured: each op of the step on its own, and the step as it runs."""
 
     graph: str
@@ -132,7 +132,7 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
     walk = _TimedWalk(build.stages[0].program, inputs, keep=False)
     walk.run()
     roofline = measured_roofline(_device(inputs))
-    ops = tuple(_op_time(node, walk.measured[node], roofline) for node in walk.nodes)
+    ops = Rows(_op_time(node, walk.measured[node], roofline) for node in walk.nodes)
     seconds = []
     for _ in range(_REPEATS):
         copies = own_inputs(inputs)

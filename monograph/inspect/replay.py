@@ -18,7 +18,7 @@ from monograph.inspect.walk import Walk
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import gradient_path
 from monograph.ir.printer import call_text
-from monograph.ir.text import Shown
+from monograph.ir.text import Displayed, Rows
 from monograph.user_code.lines import Origin
 
 _AROUND = 3  # ops shown before and after the present one
@@ -38,7 +38,7 @@ class Op:
 
 
 @dataclass(repr=False)
-class Watch(Shown):
+class Watch(Displayed):
     """Values whose name, module or line fits a pattern, as they are made."""
 
     pattern: str
@@ -48,7 +48,7 @@ class Watch(Shown):
         return "\n".join(f"{op.name} ({op.where}): {found}" for op, found in self.seen)
 
 
-class Replay(Shown):
+class Replay(Displayed):
     """A step to walk through. It stands in front of the op that would run next.
 
     Values are those of the captured program, which give eager's numbers; for a compiled build it is the same step
@@ -77,7 +77,7 @@ class Replay(Shown):
     @property
     def ops(self) -> tuple[Op, ...]:
         """All ops in their order."""
-        return tuple(self._ops)
+        return Rows(self._ops)
 
     @property
     def op(self) -> Op | None:

@@ -12,7 +12,7 @@ import torch
 
 from monograph.compat.tensors import is_transformed
 from monograph.errors import CaptureError, DefinitionError
-from monograph.ir.text import Shown
+from monograph.ir.text import Displayed
 from monograph.user_code.lines import user_place
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "nonfinite")
@@ -125,7 +125,7 @@ class ProbeLog:
         return {name: ProbeHistory(name, records) for name, records in found.items()}
 
 
-class ProbeHistory(Shown):
+class ProbeHistory(Displayed):
     """What one probe recorded: `steps`, and for each statistic a tensor with an entry for each step."""
 
     def __init__(self, name: str, records: Mapping[str, Mapping[int, torch.Tensor]]) -> None:
@@ -172,7 +172,7 @@ def _rows(entries: list[torch.Tensor]) -> torch.Tensor:
     )
 
 
-class Probes(Shown, dict[str, ProbeHistory]):
+class Probes(Displayed, dict[str, ProbeHistory]):
     """All probes of a graph by name."""
 
     def __missing__(self, name: str) -> ProbeHistory:

@@ -14,13 +14,13 @@ from monograph.compat.traces.nodes import copied_graph, graph_module
 from monograph.ir.meta import compute_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.printer import HEADER, program_code
-from monograph.ir.text import Shown, Text, count_text
+from monograph.ir.text import Displayed, Text, count_text
 
 __all__ = ["Port", "Program", "Role"]
 
 
 @dataclass(frozen=True)
-class Program(Shown):
+class Program(Displayed):
     """A pure function of its inputs. `inputs` and `outputs` follow the order of the graph signature."""
 
     name: str

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+_Row = TypeVar("_Row")
 
 _LINES: Final = 60  # in a cell
 _COLUMNS: Final = 160
@@ -13,8 +15,8 @@ _STYLE: Final = (  # a page of Jupyter has another font for what a cell gives
 )
 
 
-class Shown:
-    """What is looked at. A class that is Shown has a `__str__`, and a dataclass is one with `repr=False`."""
+class Displayed:
+    """What users look at. A class that is Displayed has a `__str__`, and a dataclass is one with `repr=False`."""
 
     __slots__ = ()
 
@@ -28,13 +30,27 @@ class Shown:
         return pre(str(self))
 
 
-class Text(Shown, str):
+class Text(Displayed, str):
     """A string that print() shows, and a cell with its lines as lines."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
         return str.__str__(self)
+
+
+class Rows(Displayed, tuple[_Row, ...]):
+    """Records: a tuple of them that is a line, prints as a line for each, and fits into a cell."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        if not self:
+            return "<Rows: empty>"
+        return f"<{count_text(len(self), 'row')}: {shortened(str(self[0]))}{', ...' * (len(self) > 1)}>"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
 
 
 def one_line(name: str, text: str) -> str:

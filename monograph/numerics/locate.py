@@ -22,7 +22,7 @@ from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
-from monograph.ir.text import Shown
+from monograph.ir.text import Displayed
 from monograph.numerics.eager_log import EagerOp, op_name, says_nothing
 from monograph.numerics.judge import same_bits
 from monograph.numerics.repro import Evidence, expression
@@ -34,7 +34,7 @@ Agrees = Callable[[str, Any, Any], bool]  # name of a value of the captured prog
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FirstDifference(Shown, Origin):
+class FirstDifference(Displayed, Origin):
     """The first op whose numbers are wrong: its place in the user's code, and who made them wrong."""
 
     op: str = ""  # as it stands in the text of the program

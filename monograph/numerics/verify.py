@@ -22,7 +22,7 @@ from monograph.ir.call.tree import flatten, leaf_paths
 from monograph.ir.meta import compute_nodes, origin
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
-from monograph.ir.text import Shown
+from monograph.ir.text import Displayed, Rows
 from monograph.numerics.comparison import Compared, compare, is_fine, near_float64, same_bits_of
 from monograph.numerics.eager_log import EagerLog
 from monograph.numerics.float64_steps import Exact, Truth
@@ -38,7 +38,7 @@ _NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how
 
 
 @dataclass(frozen=True, repr=False)
-class VerifyReport(Shown):
+class VerifyReport(Displayed):
     """What `verify` found. `ok` says that the promise holds for this step."""
 
     graph: str
@@ -116,9 +116,7 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         kept.restore()
     ok = wrong is None and not moving
     name = subject.inside.name
-    return VerifyReport(
-        name, build.backend, steps, against, tuple(compared), judged, first, moving, ok, ranks
-    )
+    return VerifyReport(name, build.backend, steps, against, Rows(compared), judged, first, moving, ok, ranks)
 
 
 def _anywhere(subject: Subject, wrong: int | None) -> tuple[int | None, tuple[int, ...]]:

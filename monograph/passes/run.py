@@ -11,7 +11,7 @@ from monograph.errors import MonographError, PassError
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import compute_sizes
-from monograph.ir.text import Shown, Text, count_text
+from monograph.ir.text import Displayed, Text, count_text
 from monograph.ir.verify import verify
 from monograph.passes.dce import dce
 from monograph.settings import pass_name
@@ -23,7 +23,7 @@ _HINT = "a pass takes a Program and returns one whose ports are the same; docs/p
 
 
 @dataclass(frozen=True)
-class Stage(Shown):
+class Stage(Displayed):
     """The program after one step of compilation, and the seconds the step took."""
 
     name: str

@@ -12,6 +12,7 @@ from monograph.distributed.programs.collectives import awaited_by
 from monograph.ir.meta import computes, origin
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.ir.text import Displayed, bytes_text
 from monograph.plan.alias import Aliases, Shown, Storage
 from monograph.plan.workspace import sent_copy_bytes
 from monograph.user_code.lines import Origin
@@ -40,8 +41,8 @@ class Holder:
     origin: Origin
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+@dataclass(frozen=True, repr=False)
+class MemoryPlan(Displayed):
     """The memory of a run that replays op by op, and writes new state back after the last of them.
 
     What the caller holds all the time is counted apart: `state_bytes` and `argument_bytes`. `peak_bytes` is what the
@@ -54,6 +55,12 @@ class MemoryPlan:
     peak_node: str
     holders: tuple[Holder, ...]  # at the peak, the largest first
     timeline: tuple[Moment, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{bytes_text(self.peak_bytes)} at most, at {self.peak_node or 'no op'}, besides {bytes_text(self.state_bytes)} of state "
+            f"and {bytes_text(self.argument_bytes)} of arguments"
+        )
 
 
 def plan_memory(

@@ -16,7 +16,7 @@ import torch
 
 from monograph.checkpoint.save import save
 from monograph.errors import CheckpointError, DefinitionError
-from monograph.ir.text import Shown
+from monograph.ir.text import Displayed
 from monograph.resume.factory import Factory, FactoryError, factory_name
 
 USAGE, MISFIT = 2, 3  # how the other process ends if the factory, or the state, is at fault
@@ -49,7 +49,7 @@ class Trail:
 
 
 @dataclass(frozen=True, repr=False)
-class ResumeReport(Shown):
+class ResumeReport(Displayed):
     """The verdict: what differs between training without a break and training from a checkpoint, in order."""
 
     steps: int

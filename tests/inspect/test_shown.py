@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.ir.text import Text
+from monograph.ir.text import Rows, Text
 
 
 class Printer:
@@ -88,6 +88,9 @@ def test_all_that_a_user_is_given_is_a_line_prints_its_text_and_fits_into_a_cell
         "<Watch of ": watch,
         "<Probes: no probes": step.probes(),
         "<Artifact of 2 lines: ": artifact,
+        "<MemoryPlan: ": build.memory,
+        "<33 rows: result: the same bits": step.verify(*batch).compared,
+        "<107 rows: ": walk.ops,
         "<StoredSignature: train(": artifact.train,
     }
     for begins, thing in things.items():
@@ -116,6 +119,15 @@ def test_a_large_graph_fits_into_a_cell():
         assert len(in_a_cell(thing)) < 10_000
         assert len(thing._repr_html_()) < 15_000
     assert len(str(graph)) > 40_000  # the tree that print() shows
+
+
+def test_rows_are_a_tuple():
+    rows = Rows([1, 2])
+    assert rows == (1, 2)
+    assert isinstance(rows, tuple)
+    assert (repr(rows), str(rows)) == ("<2 rows: 1, ...>", "1\n2")
+    assert repr(Rows([])) == "<Rows: empty>"
+    assert pickle.loads(pickle.dumps(rows)) == copy.deepcopy(rows) == rows
 
 
 def test_markup_in_a_name_is_text():

@@ -11,7 +11,7 @@ from monograph.distributed.planning.mesh import Mesh
 from monograph.distributed.planning.order import RankSteps, RankTimes, acted_out
 from monograph.distributed.planning.rank import RankPlan
 from monograph.errors import DefinitionError
-from monograph.ir.text import Shown, bytes_text, count_text, table
+from monograph.ir.text import Displayed, bytes_text, count_text, table
 
 FLOPS_PER_SECOND: Final = 1e14
 MEMORY_BYTES_PER_SECOND: Final = 1e12
@@ -20,7 +20,7 @@ LATENCY_SECONDS: Final = 1e-5
 
 
 @dataclass(frozen=True, repr=False)
-class Prediction(Shown):
+class Prediction(Displayed):
     """How long a step takes by a model of the machines: ops take what their work takes at least, one after the other.
 
     `work_seconds` is that of the rank that works longest. `communication_seconds` is what all that it sends takes, and
@@ -48,7 +48,7 @@ class Prediction(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class RanksPlan(Shown):
+class RanksPlan(Displayed):
     """The plan of a step of many ranks. `str()` of it is a table; `ranks` are those that were planned.
 
     Of ranks with parts of tensors the first holds the most; those that differ in nothing are planned once. Of a pipeline of more

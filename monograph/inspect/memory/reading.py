@@ -16,6 +16,7 @@ from monograph.inspect.memory.report import MemoryReport, PassMemory
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import with_sizes_given
+from monograph.ir.text import Rows
 from monograph.plan.memory import MemoryPlan, Moment
 from monograph.plan.plan import Plan, make_plan
 from monograph.runnable import PLANNED_ONLY
@@ -52,9 +53,9 @@ def _report(graph: str, build: Build, inputs: Sequence[Any] | None) -> MemoryRep
         argument_bytes=memory.argument_bytes,
         by_device=_by_device(plan, memory),
         peak=_peak(memory, places),
-        timeline=tuple(_point(moment, places) for moment in memory.timeline),
-        holders=holders(plan, memory),
-        passes=tuple(_passes(build, memory, sizes)),
+        timeline=Rows(_point(moment, places) for moment in memory.timeline),
+        holders=Rows(holders(plan, memory)),
+        passes=Rows(_passes(build, memory, sizes)),
         notes=tuple(notes),
     )
 

@@ -11,7 +11,7 @@ from monograph.errors import DefinitionError
 from monograph.inspect.memory.chart import drawn
 from monograph.inspect.memory.holders import GIVEN, Holding, by_module
 from monograph.inspect.memory.point import Point
-from monograph.ir.text import Shown, bytes_text, count_text, table
+from monograph.ir.text import Displayed, bytes_text, count_text, table
 
 _SHOWN: Final = 12  # rows of a table
 
@@ -26,7 +26,7 @@ class PassMemory:
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryReport(Shown):
+class MemoryReport(Displayed):
     """The memory of one step, known before it runs. `str()` of it is a table.
 
     `peak_bytes` is what the step itself holds when it holds most, above `state_bytes`, which parameters, buffers and

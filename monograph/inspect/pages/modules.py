@@ -18,7 +18,7 @@ from monograph.ir.call_text import ModuleCall
 from monograph.ir.meta import compute_nodes, origin
 from monograph.ir.ops.arithmetic import flops
 from monograph.ir.program import Program
-from monograph.ir.text import Shown, bytes_text, count_text, table
+from monograph.ir.text import Displayed, Rows, bytes_text, count_text, table
 from monograph.state.find import Owned
 
 _COLUMNS: Final = ("module", "output", "parameters", "forward FLOPs", "backward FLOPs", "at the peak")
@@ -41,7 +41,7 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, repr=False)
-class StepSummary(Shown):
+class StepSummary(Displayed):
     """The modules of a step, and its sums. `str()` of it is a table.
 
     FLOPs are those of matrix products, convolutions and attention in the step as captured, two for each multiplication and
@@ -114,7 +114,7 @@ def step_summary(name: str, owned: Owned, build: Build | None, depth: int | None
     arithmetic = {} if build is None else _arithmetic(build.stages[0].program)
     inside = _with_those_inside(arithmetic)
     held = {} if build is None else _held(build)
-    rows = tuple(
+    rows = Rows(
         ModuleRow(
             path,
             type(module).__name__,
@@ -148,10 +148,12 @@ def _with_build(summary: StepSummary, build: Build) -> StepSummary:
     given = ", ".join(f"{leaf.path} {leaf.value}" for call in calls for leaf in call.inputs)
     made = ", ".join(str(leaf.value) for call in calls for leaf in call.outputs)
     ops = count_text(sum(1 for _ in build.stages[0].program.ops()), "op")
+    sizes = [size for call in calls for leaf in call.inputs for size in getattr(leaf.value, "shape", ())]
+    varies = "; numbers are those of the sizes of its capture" if set(map(type, sizes)) - {int} else ""
     return replace(
         summary,
         backend=build.backend,
-        about=f"{ops} as captured, of {given or 'no tensors'}; it gives {made or 'none'}",
+        about=f"{ops} as captured, of {given or 'no tensors'}; it gives {made or 'none'}{varies}",
         state_bytes=build.memory.state_bytes,
         argument_bytes=build.memory.argument_bytes,
         peak_bytes=build.memory.peak_bytes,
