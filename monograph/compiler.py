@@ -183,8 +183,15 @@ class Build(Displayed):
         return not (effects or bound.writes or bound.changes)
 
     def takes_branches(self, leaves: Sequence[Any]) -> bool:
-        """True if Python would take the branches of the capture with these arguments, and the numbers of now."""
-        return self.guards.conditions_hold(self.executor.bind(leaves))
+        """True if Python would take the branches of the capture with these arguments, and the numbers of now.
+
+        A number that is gone decides nothing: `differs` says so.
+        """
+        try:
+            inputs = self.executor.bind(leaves)
+        except LookupError:
+            return False
+        return self.guards.conditions_hold(inputs)
 
     def differs(self, call: Call) -> Reason | None:
         """Why it cannot serve a call, as a sentence; None if values at most are other objects that are equal."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -21,7 +21,6 @@ import monograph as mg
 from monograph.config import GraphConfig
 from monograph.user_code.lines import place_outside_packages
 
-_CONNECTOR = "_accelerator_connector"  # of a Trainer: alone it knows how many devices were asked for
 # hooks between forward and update
 _HOOKS_OF_STEP = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
 _ALL_NAMES = frozenset({"locals", "vars", "dir", "eval", "exec"})  # functions that may read any variable
@@ -40,13 +39,15 @@ class LightningStep(mg.Graph):
         super().__init__()
         self.module = module
         self.trainer = trainer
-        self.add_optimizer(trainer.optimizers[0])
+        self.accumulates = _accumulates(trainer)
+        self.add_optimizer(trainer.optimizers[0], manual=self.accumulates)
+        if self.accumulates:
+            self.config.keep_gradients()
         self.set_grad_scaler(getattr(trainer.precision_plugin, "scaler", None))
 
-    def build(self, batch: Any, batch_idx: int | None = None) -> tuple[Any, _Logged]:
-        """The order is that of Lightning's own loop."""
+    def build(self, batch: Any, batch_idx: int | None, update: bool) -> tuple[Any, _Logged]:
+        """The order is that of Lightning's own loop; `update` is False for batches before the last one of a step."""
         module, trainer, logged = self.module, self.trainer, _Logged()
-        optimizer = trainer.optimizers[0]
         outer = _LOGGED.set(logged)
         try:
             with trainer.precision_plugin.train_step_context():
@@ -57,15 +58,24 @@ class LightningStep(mg.Graph):
                     f"{type(trainer.lightning_module).__name__}.training_step() gave None, and a step needs its loss",
                     "leave such batches out in the loader",
                 )
+            loss = loss / trainer.accumulate_grad_batches
             module.on_before_backward(loss)
             module.backward(loss)
             module.on_after_backward()
-            module.on_before_optimizer_step(optimizer)
-            limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-            module.configure_gradient_clipping(optimizer, limit, algorithm)
+            if update:
+                self.before_update(module, trainer.optimizers[0])
         finally:
             _LOGGED.reset(outer)
         return output, logged
+
+    def before_update(self, module: Any, optimizer: Any) -> None:
+        """What comes before the update, and if several batches are accumulated the update as well."""
+        module.on_before_optimizer_step(optimizer)
+        limit, algorithm = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
+        module.configure_gradient_clipping(optimizer, limit, algorithm)
+        if self.accumulates:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 class GraphStrategy(SingleDeviceStrategy):
@@ -89,17 +99,16 @@ class GraphStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__(device or "cpu", **options)
-        self._follows_accelerator = device is None
+        # the Trainer fills in both, as it does for strategies of several devices
+        self.parallel_devices = [] if device is None else [torch.device(device)]
+        self.num_nodes = 1
         self._configure = configure
+        self._updates = False  # whether the present batch is the last of its step
 
     @property
     def root_device(self) -> torch.device:
-        """The device; if none was given, the first of the accelerator."""
-        accelerator = self.accelerator
-        if not self._follows_accelerator or accelerator is None or isinstance(accelerator, CPUAccelerator):
-            return torch.device(super().root_device)
-        devices: list[torch.device] = accelerator.get_parallel_devices(accelerator.parse_devices(1))
-        return devices[0]
+        """The device; if none was given, the first of the Trainer."""
+        return next(iter(self.parallel_devices), torch.device("cpu"))
 
     def setup(self, trainer: Trainer) -> None:
         """As of other strategies; for `fit` it makes the graph."""
@@ -109,6 +118,10 @@ class GraphStrategy(SingleDeviceStrategy):
         assert self.lightning_module is not None
         _check(trainer, self.lightning_module)
         self.lightning_module.log = partial(_log, self.lightning_module)
+        if _accumulates(
+            trainer
+        ):  # it would come after the first batch of a step, whose gradients are there already
+            self.lightning_module.optimizer_zero_grad = _nothing
         self._reads_index = _reads_second(self.lightning_module.training_step)
         self.graph = LightningStep(trainer, self.lightning_module)
         if self._configure is not None:
@@ -118,10 +131,10 @@ class GraphStrategy(SingleDeviceStrategy):
         """One call of the graph; what it has logged is logged by Lightning."""
         module = self.lightning_module
         assert module is not None
-        _check_each(self.graph.trainer)
+        _check_anomaly()
         if batch_idx is not None and not self._reads_index:
             batch_idx = 0  # an int that moves would be captured once more
-        output, logged = self.graph(batch, batch_idx)
+        output, logged = self.graph(batch, batch_idx, self._updates)
         for name, (value, given, options) in logged.items():
             module.log(name, value, *given, **options)
         return output
@@ -132,7 +145,21 @@ class GraphStrategy(SingleDeviceStrategy):
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """The closure alone: it makes the step, the update included."""
-        return closure()
+        self._updates = True
+        try:
+            return closure()
+        finally:
+            self._updates = False
+
+
+def _accumulates(trainer: Trainer) -> bool:
+    """True if some steps have several batches."""
+    by_epoch = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
+    return trainer.accumulate_grad_batches != 1 or by_epoch
+
+
+def _nothing(*args: Any) -> None:
+    """In the place of a hook."""
 
 
 def _log(module: LightningModule, name: str, value: Any, *args: Any, **options: Any) -> None:
@@ -169,8 +196,8 @@ def _check(trainer: Trainer, module: LightningModule) -> None:
             f"{kind}.training_step() takes an iterator, and a step takes its batch",
             "write training_step(self, batch, batch_idx)",
         )
-    asked = getattr(trainer, _CONNECTOR)
-    num_devices, num_nodes = len(asked._parallel_devices), asked._num_nodes_flag
+    strategy = trainer.strategy
+    num_devices, num_nodes = len(strategy.parallel_devices), strategy.num_nodes
     if (num_devices, num_nodes) != (1, 1):
         raise _refused(
             f"GraphStrategy is for one device; the Trainer was given {num_devices} devices and {num_nodes} nodes",
@@ -189,16 +216,14 @@ def _check(trainer: Trainer, module: LightningModule) -> None:
                     f"the callback {type(callback).__name__} has {hook}(): that is in the middle of the step",
                     f"write {hook}() in {kind}: there it is captured with the step",
                 )
-    _check_each(trainer)
-
-
-def _check_each(trainer: Trainer) -> None:
-    """The same for what may change from step to step."""
-    if trainer.accumulate_grad_batches != 1:
+    if _accumulates(trainer) and is_overridden("optimizer_zero_grad", module):
         raise _refused(
-            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}: a graph makes a step with each batch",
-            "let the loader give larger batches",
+            f"{kind} has optimizer_zero_grad(), and accumulated gradients are cleared in the step",
+            "leave it out",
         )
+
+
+def _check_anomaly() -> None:
     if torch.is_anomaly_enabled():
         raise _refused(
             "detect_anomaly looks at autograd, which runs once, when the step is captured",

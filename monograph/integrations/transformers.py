@@ -30,8 +30,9 @@ class TrainerStep(mg.Graph):
         super().__init__()
         self.model = model
         self.trainer = trainer
-        self.add_optimizer(optimizer, manual=True)
-        if trainer.args.gradient_accumulation_steps > 1:
+        self.accumulates = trainer.args.gradient_accumulation_steps > 1
+        self.add_optimizer(optimizer, manual=self.accumulates)
+        if self.accumulates:
             self.config.keep_gradients()
 
     def build(
@@ -45,8 +46,9 @@ class TrainerStep(mg.Graph):
             return loss, None
         norm = its_own._clip_grad_norm(self.model) if trainer.args.max_grad_norm > 0 else None
         norm = its_own._get_grad_norm(self.model, grad_norm=norm)
-        _inside(trainer.optimizer).step()
-        self.model.zero_grad()
+        if self.accumulates:  # else the graph does both
+            _inside(trainer.optimizer).step()
+            self.model.zero_grad()
         return loss, norm
 
 

@@ -12,6 +12,7 @@ os.environ |= {"TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "offline", "WAND
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
 
 # some libraries import torchvision where it is installed
 import tests.support.torchvision_ops  # noqa: F401
@@ -25,3 +26,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def accelerator_anew() -> None:
+    """Its settings belong to the process, and cannot be changed."""
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from torchmetrics import Accuracy
 import monograph as mg
 
 EPOCHS = 2
-
-
-@pytest.fixture(autouse=True)
-def accelerator_anew() -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
 
 
 def rows() -> TensorDataset:

@@ -193,3 +193,23 @@ def test_a_step_that_wraps_torchs_is_not_taken_for_it() -> None:
     eager, side = make_side(make), make_side(make)
     expected = eager_trail(eager, batches())
     assert_same(expected, graph_trail(side, TrainStep(side), batches()))
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_what_a_scheduler_kept_in_a_group_may_go(steps: int) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    step = mg.train_graph(model, nn.MSELoss(), optimizer)
+    x = torch.ones(3, 2)
+    for _ in range(steps):
+        step(x, x)
+        scheduler.step()
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[0].pop("initial_lr")
+    weight = model.weight.detach().clone()
+    (gradient,) = torch.autograd.grad(nn.MSELoss()(model(x), x), model.weight)
+    step(x, x)
+    assert torch.equal(model.weight, weight.add(gradient, alpha=-0.1))
+    del optimizer.param_groups[0]["lr"]
+    with pytest.raises(KeyError, match="lr"):
+        step(x, x)
