@@ -94,6 +94,19 @@ def test_a_constant_that_moved() -> None:
     assert any("2.0" in line and "3.0" in line for line in report.moving)
 
 
+@pytest.mark.long
+def test_a_constant_that_moved_in_compiled_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Compiled code is near to what was captured, and that is wrong."""
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
+    step = Step(compiled=True)
+    step(*batch())
+    set_settings(scale=3.0)
+    report = step.verify(*batch())
+    assert report.first is not None
+    assert report.first.cause == "capture"
+    assert (report.first.line, report.first.module) == (line_of("scale"), "model")
+
+
 def test_a_branch_that_moved() -> None:
     step = Step()
     step(*batch())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from monograph.distributed.agreement.others import UNBUILT, Others, error_line
-from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
+from monograph.distributed.agreement.ranks import ALIKE, RESTART, Ranks, in_time
 from monograph.distributed.agreement.signature import Signature, difference
 from monograph.distributed.agreement.watch import Watch
 from monograph.errors import DistributedError
@@ -126,5 +126,5 @@ class Agreement:
         deviating, what = difference(texts)
         raise DistributedError(
             f"{self.ranks.named(deviating)} would run other collectives than the others: {what}",
-            hint="every rank needs the same model, optimizer, settings and kind of batch; " + RESTART,
+            hint=ALIKE,
         )

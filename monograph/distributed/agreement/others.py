@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from monograph.distributed.agreement.ranks import RESTART, Ranks, in_time
+from monograph.distributed.agreement.ranks import ALIKE, RESTART, Ranks, in_time
 from monograph.errors import DistributedError
 
 BEAT_SECONDS: Final = 0.3
@@ -110,7 +110,7 @@ class Others:
                 raise DistributedError(
                     f"{ranks.named([rank])} is {place} already and runs the collectives of an earlier step, "
                     f"while {ranks.named([ranks.rank])} has other ones to agree on",
-                    hint=RESTART,
+                    hint=ALIKE,
                 )
 
     def last(self, ranks: Sequence[int]) -> str:

@@ -29,6 +29,10 @@ RESTART: Final = (
     "this graph cannot go on: end all ranks and start them again from the newest checkpoint, as "
     "torchrun --max-restarts does"
 )
+ALIKE: Final = (
+    "every rank needs the same model, optimizer, settings and kind of batch, in a pipeline batches of one size; "
+    + RESTART
+)
 
 T = TypeVar("T")
 
@@ -123,7 +127,7 @@ class Ranks:
             deviating, _, own, others = first_difference(texts)
             raise DistributedError(
                 f"{self.named(deviating)} differs from the others: it has {own}, and elsewhere there is {others}",
-                hint="every rank needs the same model, optimizer, settings and kind of batch; " + RESTART,
+                hint=ALIKE,
             )
 
     def _lead(self, before: _Roster, hello: str) -> tuple[_Roster, bool]:

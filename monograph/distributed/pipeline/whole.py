@@ -144,7 +144,7 @@ class _State:
         stack: ExitStack,
     ) -> None:
         for item in self._owned.optimizers:
-            stack.callback(_put_back, item.optimizer.state, dict(item.optimizer.state), made)
+            stack.callback(_put_back, item.optimizer, dict(item.optimizer.state), made)
             for old in [old for old in item.optimizer.state if id(old) in made]:
                 del item.optimizer.state[old]
             for group in item.optimizer.param_groups:
@@ -159,9 +159,9 @@ class _State:
                     item.optimizer.state[parameter] = mapped(owner.entries[item.name, path], taken)
 
 
-def _put_back(state: Any, before: Mapping[Any, Any], made: Mapping[int, Any]) -> None:
-    """Optimizer state without that of others, in the order in which it was."""
-    foreign = set(map(id, made.values()))
+def _put_back(optimizer: torch.optim.Optimizer, before: Mapping[Any, Any], made: Mapping[int, Any]) -> None:
+    """Leave the optimizer its state without that of others, in the order in which it was."""
+    foreign, state = set(map(id, made.values())), optimizer.state
     now = {owner: entries for owner, entries in state.items() if id(owner) not in foreign}
     there = {owner: now.pop(owner, entries) for owner, entries in before.items()}
     state.clear()
