@@ -23,7 +23,9 @@ class Train(mg.Graph):
         self.add_optimizer(optimizer)
 
     def build(self, letters):
-        loss = nn.functional.cross_entropy(self.model(letters[:, :-1]).flatten(0, 1), letters[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            self.model(letters[:, :-1]).flatten(0, 1), letters[:, 1:].flatten()
+        )
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         return loss
