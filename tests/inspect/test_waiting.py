@@ -42,8 +42,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not [thread for thread in threading.enumerate() if thread.name == "monograph progress"]
 
 
+def is_aloud(record: logging.LogRecord) -> bool:
+    return record.name == "monograph.progress" and record.levelno == logging.WARNING
+
+
 def told(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
-    found = [record for record in caplog.records if record.name == "monograph.progress"]
+    found = [
+        record for record in caplog.records if record.name == "monograph.progress" and not is_aloud(record)
+    ]
     assert {record.levelno for record in found} <= {level}
     return [record.getMessage() for record in found]
 
@@ -70,6 +76,21 @@ def test_the_compiler_is_watched_while_it_works(
     lines = told(caplog)
     for detail in ("choosing kernels", "writing C++ for", "g++ is at file 1"):
         assert any(f"backend inductor, {detail}" in line for line in lines), detail
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("stage", "times"), [("backend exact", 1), ("backend aten", 0), ("capture", 0)])
+def test_a_long_compilation_is_a_warning_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, stage: str, times: int
+) -> None:
+    monkeypatch.setattr(waiting, "_LONG", 0.0)
+    observer = waiting.Waiting("Step_0")
+    with observer.stage(stage):
+        for detail in ("file 1", "file 2"):
+            observer.progress(detail)
+    found = [record.getMessage() for record in caplog.records if is_aloud(record)]
+    assert len(found) == times
+    assert all("Step_0: the step has waited" in line and "background=True" in line for line in found)
 
 
 class Terminal(io.StringIO):

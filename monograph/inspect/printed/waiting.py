@@ -1,11 +1,12 @@
 """What a compilation does, said once somebody has waited for two seconds: a line in a terminal, log records elsewhere.
 
-The log is `monograph.progress`, at the level INFO. With MONOGRAPH_PROGRESS=0 in the environment nothing is said.
+The log is `monograph.progress`, at the level INFO; where there is no terminal, a long compilation is a warning, once. With MONOGRAPH_PROGRESS=0 in the environment nothing is said.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -20,8 +21,10 @@ from monograph.capture.step.observer import Observer
 from monograph.ir.meta import origin
 
 LOGGER = logging.getLogger("monograph.progress")
+_COMPILERS = ("backend exact", "backend inductor")
 _PATIENCE = 2.0  # seconds without a word
 _LINES, _RECORDS = 0.3, 10.0  # seconds between two texts in a terminal, and in a log
+_LONG = 10.0  # seconds of a compilation of which the log speaks aloud
 
 
 def is_silenced() -> bool:
@@ -72,6 +75,7 @@ class Waiting(Observer):
         self._next = self._start + _PATIENCE
         self._doing, self._detail, self._count = "", "", 0
         self._line = FootLine(sys.stderr)
+        self._aloud = self._start + _LONG
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -117,3 +121,11 @@ class Waiting(Observer):
         text = f"{self._name}: {self._doing}{detail}, {now - self._start:.0f} s"
         self._line.show(text)
         LOGGER.log(logging.DEBUG if self._line.is_there else logging.INFO, text)
+        if self._doing in _COMPILERS and now >= self._aloud and not self._line.is_there:
+            self._aloud = math.inf
+            LOGGER.warning(
+                "%s: the step has waited %.0f s for its compilation; background=True in config.backend() trains meanwhile, and a later run "
+                "finds the code in the cache",
+                self._name,
+                now - self._start,
+            )
