@@ -34,7 +34,7 @@ def diff(self: Any, pass_name: str) -> Text:
 def explain(self: Any) -> Text:
     """Why each build exists, its steps, seconds and bytes, what its passes did, and what it depends on."""
     inside = internals_of(self)
-    settings = inside.registry.config.lines()
+    settings = [*inside.upgrades.lines(), *inside.registry.config.lines()]
     return explain_text(inside.name, inside.builds, inside.cache.num_dropped, settings)
 
 

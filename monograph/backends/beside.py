@@ -64,6 +64,7 @@ class CompiledBeside:
         imports = os.pathsep.join(filter(None, sys.path))
         self._run = started(command, self._messages, {"PYTHONPATH": imports}, _PRIORITY)
         runs.append(self._run)
+        self.begun = time.monotonic()
 
     @property
     def pid(self) -> int:

@@ -50,6 +50,9 @@ def can_wait(settings: Settings) -> bool:
 class Upgrade(Protocol):
     """How far the compiled code of a build is."""
 
+    def status(self) -> str:
+        """The same in words."""
+
     def successor(self, build: Build, step: int, leaves: Sequence[Any]) -> Build | None:
         """What takes the place of the build from this step on, which gets these arguments. Raises BackendError if there is none."""
 
@@ -109,6 +112,10 @@ class Upgrades:
             known = [item for item in (settings.swap_at, self.swapped_at) if item is not None]
             at = min(known, default=None)
             self.pending[build.number] = ToInductor(at, agreed=self._agreed(build))
+
+    def lines(self) -> list[str]:
+        """What explain() says of code that is to come."""
+        return [f"code to come for build {number}: {item.status()}" for number, item in self.pending.items()]
 
     def _agreed(self, build: Build) -> Callable[[int, bool], bool] | None:
         return partial(self.may_swap, build) if build.communicates else None
@@ -173,6 +180,12 @@ class ToExact:
         self.lowering: Lowering | None = None
         self._spent, self._is_tried = 0.0, False
 
+    def status(self) -> str:
+        """What it waits for."""
+        if self._spent < _WORTH_IT:
+            return f"exact compiles it once its steps have taken {_WORTH_IT:g} s, {self._spent:.2g} s so far"
+        return "exact, whose compilation runs beside the steps"
+
     def count(self, seconds: float) -> None:
         """Note how long a step has taken."""
         self._spent += seconds
@@ -222,6 +235,16 @@ class ToInductor:
     ) -> None:
         self.compilation: CompiledBeside | None = None
         self._swap_at, self._worth, self._agreed = swap_at, worth, agreed
+
+    def status(self) -> str:
+        """What it waits for."""
+        if self._worth > 0:
+            return f"inductor compiles it once its steps have taken {self._worth:.2g} s more"
+        running = "inductor"
+        if self.compilation is not None:
+            seconds = time.monotonic() - self.compilation.begun
+            running = f"inductor, compiling in another process for {seconds:.0f} s"
+        return running if self._swap_at is None else f"{running}; it takes over at step {self._swap_at}"
 
     def count(self, seconds: float) -> None:
         """Note how long a step has taken."""

@@ -102,3 +102,11 @@ def test_what_builds_cost_is_a_table() -> None:
         assert f"{build.stages[0].seconds:.2f} s" in row
         assert 0 < build.stages[0].seconds < build.seconds
         assert "KiB" in row
+
+
+def test_the_default_says_when_it_compiles() -> None:
+    model = nn.Linear(4, 4)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()))
+    step.config.backend("auto")
+    step(torch.ones(2, 4), torch.ones(2, 4))
+    assert "code to come for build 0: exact compiles it once its steps have taken" in str(step.explain())
