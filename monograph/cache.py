@@ -67,6 +67,10 @@ class BuildCache:
         """A call that no build fits by the names of what alone differs from others: ints, and `sizes`; None if nothing does."""
         return self.forms.new(call, {**self._live, **self._let_go}.keys(), sizes=sizes)
 
+    def why_static(self, call: Call, *, sizes: bool) -> str:
+        """Why a size of a call is a number, as an earlier capture has found; empty if none has."""
+        return self.forms.why_static(call, {**self._live, **self._let_go}.keys(), sizes=sizes)
+
     def find_beside(self, build: Build, call: Call) -> Build | None:
         """Another build that fits, and that is found first from now on: this one cannot run the call."""
         builds = next(builds for builds in self._live.values() if build in builds)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from monograph.backends.python.generated import Generated, generated
+from monograph.compat.ops import named_input
 from monograph.elementwise.chain_calls import call_of, has_eagers_bits
 from monograph.elementwise.chain_code import ChainCode
 from monograph.elementwise.chains import Chain, chains_of
@@ -80,7 +81,7 @@ class _OpByOp:
     def _planned(self) -> Plan:
         chain, graph, new = self._chain, fx.Graph(), dict[fx.Node, fx.Node]()
         for node in (*chain.tensors, *chain.numbers):
-            new[node] = graph.placeholder(node.name)
+            new[node] = named_input(graph, node.name)
             new[node].meta = dict(node.meta)
         for node in chain.nodes:
             new[node] = copied(graph, node, new)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from monograph.compat.inductor.written.memory_lines import notes_of
+from monograph.compat.ops import named_input
 from monograph.errors import BackendError
 from monograph.ir.meta import TensorMeta, origin, output_nodes, value
 from monograph.ir.own_ops import APART
@@ -168,9 +169,9 @@ def _module(
 ) -> fx.GraphModule:
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in program.graph.find_nodes(op="placeholder"):
-        new[node] = graph.placeholder(node.name)
+        new[node] = named_input(graph, node.name)
     if flagged:
-        begun = graph.placeholder("monograph_begun")
+        begun = named_input(graph, "monograph_begun")
         graph.call_function(_COPY, (begun, graph.call_function(_ONE, ((), 1), {"dtype": torch.int64})))
     for node in program.graph.nodes:
         if node.op not in ("placeholder", "output"):
@@ -189,7 +190,7 @@ def _views(program: Program, starts: Sequence[fx.Node], ends: Sequence[fx.Node])
     """What takes the values at `starts` to their views at `ends`."""
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in starts:
-        new[node] = graph.placeholder(node.name)
+        new[node] = named_input(graph, node.name)
 
     def made(node: fx.Node) -> fx.Node:
         if node not in new:

@@ -15,6 +15,7 @@ from monograph.backends.flat import described
 from monograph.backends.inductor import prepared, translated
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.disk_cache import kept
+from monograph.compat.ops import named_input
 from monograph.errors import BackendError
 from monograph.ir.meta import TensorMeta, origin, output_nodes
 from monograph.ir.own_ops import APART
@@ -98,7 +99,7 @@ def _with_state(program: Program, interface: PackageInterface, *, all_apart: boo
     """
     graph, root = fx.Graph(), dict[str, Any]()
     places: dict[Place, fx.Node] = {
-        number: graph.placeholder(f"argument_{number}") for number in range(len(interface.arguments))
+        number: named_input(graph, f"argument_{number}") for number in range(len(interface.arguments))
     }
     for (path, tensor), name in zip(interface.state.items(), _names(interface), strict=True):
         root[name] = tensor

@@ -15,6 +15,7 @@ from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
+from torch import fx
 
 from monograph.compat.distributed.ops import communicates, shown_by_collective
 from monograph.compat.patching import replace_here
@@ -322,3 +323,12 @@ def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
         return int(formula(*args, **kwargs, out_val=made))
     except (TypeError, ValueError, AssertionError):  # another form of the op than the formula knows
         return 0
+
+
+def named_input(graph: fx.Graph, name: str) -> fx.Node:
+    """A new placeholder that is called `name`.
+
+    What: `create_node` with a name. Why: `Graph.placeholder` writes a name in its own way, `myNet` as `my_net` and `X` as `x`,
+    which is not the name of the port then. Degraded path: none needed, public.
+    """
+    return graph.create_node("placeholder", name, name=name)

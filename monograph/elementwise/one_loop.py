@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.ops import named_input
 from monograph.elementwise.formulas import CALLED
 from monograph.elementwise.kinds import C_TYPES, Writer, written_once
 from monograph.elementwise.parts import Part, parts_of
@@ -157,7 +158,7 @@ def _computed_by(writer: _OneLoop) -> Any:
     """What computes the new state op by op, from tensors and then numbers of no dimension."""
     graph, new = fx.Graph(), dict[fx.Node, Any]()
     for node in (*writer.slots, *writer.given):
-        new[node] = graph.placeholder(node.name)
+        new[node] = named_input(graph, node.name)
     for node in writer.part.nodes:
         new[node] = graph.node_copy(node, new.__getitem__)
         new[node].meta = {}

@@ -45,13 +45,18 @@ def size_needed_by(error: Exception) -> str:
     return f"{_line(user_place_of(error))} needs one size ({shortened(str(error))})"
 
 
+def why_fixed(fixed: Mapping[str, Origin]) -> dict[str, str]:
+    """Why sizes of these names are numbers, by the user's line that needs them to be."""
+    return {name: f"{_line(where)} needs one size" for name, where in fixed.items()}
+
+
 def advice(reason: Reason, call: Call, stays: str = "") -> str:
     """What to write so that there is no such build, or that it is the last; `stays` says why sizes do not vary in it."""
     if reason.cause is Cause.SIZE:
         varying = Varying.in_key(call.key)
         if varying is not None:
             return _about_varying(varying, call.paths())
-        return _about_sizes(reason, stays or _why_sizes_stay(reason, call))
+        return _about_sizes(reason, _why_sizes_stay(reason, call) or stays or "the step needs one size")
     if reason.cause is Cause.NUMBER_GIVEN and int in call.keys:
         return _about_numbers(reason)
     line = _LINES.get(reason.cause)
@@ -89,7 +94,7 @@ def _why_sizes_stay(reason: Reason, call: Call) -> str:
             return "micro-batches of 0 and 1 rows are special" if of_part else "sizes of 0 and 1 are special"
     if any(size.argument == reason.place for size in settings.sizes):
         return "it is outside of what was declared"
-    return "the step needs one size"
+    return ""
 
 
 def _is_input(build: Build, place: str) -> bool:

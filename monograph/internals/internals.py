@@ -25,7 +25,7 @@ from monograph.errors import (
     TornStateError,
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
-from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
+from monograph.internals.advice import Advised, advice, after_capture, size_needed_by, why_fixed
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, check_declared, make_by_names
 from monograph.internals.kind import Kind
@@ -223,13 +223,13 @@ class Internals:
 
     def _made(self, call: Call, reason: Reason, sizes: tuple[DynamicSize, ...]) -> Build:
         """A new build: for all sizes that were declared, and for all sizes and ints in which alone it differs from others."""
-        cache, stays = self.cache, ""
+        cache, may_vary = self.cache, sizes_vary(self.settings)
         check_declared(call, sizes)
         while True:
             declared = cache.declared(call, sizes)
-            by_names = declared or cache.varied(call, sizes=sizes_vary(self.settings))
+            by_names = declared or cache.varied(call, sizes=may_vary)
             if by_names is None:
-                return self._served_or_made(call, reason, stays)
+                return self._served_or_made(call, reason, cache.why_static(call, sizes=may_vary))
             permitted = self._permitted(by_names, reason)
             try:
                 return make_by_names(self.build_of, by_names, permitted, is_declared=declared is not None)
@@ -241,8 +241,7 @@ class Internals:
                     raise
                 level = logging.INFO if declared is None else logging.WARNING
                 LOGGER.log(level, "%s: numbers stay what they are in this build: %s", self.name, error)
-                cache.forms.is_static(by_names.key)
-                stays = size_needed_by(error)
+                cache.forms.is_static(by_names.key, size_needed_by(error))
 
     def _served_or_made(self, call: Call, reason: Reason, stays: str) -> Build:
         """The build for all sizes, if it makes the step for sizes of one too, or a new one, which is rarely used."""
@@ -304,7 +303,7 @@ class Internals:
         if build.number:
             self.advised.log(self.name, build.number, build.reason)
         drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
-        call = self.cache.forms.narrowed(call, build.captured.fixed)
+        call = self.cache.forms.narrowed(call, why_fixed(build.captured.fixed))
         self.cache.forms.keep(call)
         self.cache.keep(call.key, build)
         self.upgrades.await_for(build, self.cache.living(), is_rare=is_rare)

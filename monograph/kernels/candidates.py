@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.ops import named_input
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.evaluate import computed
 from monograph.ir.meta import TensorMeta, form, output_nodes, plain, set_value, value
@@ -122,7 +123,7 @@ def _inputs(graph: fx.Graph, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, 
     def taken(item: Any) -> Any:
         if not isinstance(item, fx.Node):
             return item
-        made = graph.placeholder(item.name)
+        made = named_input(graph, item.name)
         set_value(made, form(item))
         return made
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.ops import named_input
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.meta import TensorMeta, compute_nodes, form, set_value
 from monograph.ir.own_ops import (
@@ -241,7 +242,7 @@ def _form(name: str, op: Any, loss: _Loss) -> Form:
         described["uniform"] = of_rows
     given = []
     for item, known in described.items():
-        given.append(graph.placeholder(item))
+        given.append(named_input(graph, item))
         set_value(given[-1], known)
     graph.output((graph.call_function(op, (*given, -100)),))
     return Form(name, graph)

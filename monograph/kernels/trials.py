@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.ops import named_input
 from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
@@ -119,7 +120,7 @@ def timed(form: Form, tensors: Sequence[torch.Tensor], compiler: KernelCompiler)
         elif is_view(node) and all(item in ready for item in node.all_input_nodes):
             ready[node] = node.target(*fx.map_arg(node.args, ready.__getitem__))
     for node in ready:
-        new[node] = graph.placeholder(node.name)
+        new[node] = named_input(graph, node.name)
     for node in form.graph.nodes:
         if node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)

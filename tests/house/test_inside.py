@@ -110,6 +110,11 @@ def test_what_is_built_on_public_names_imports_little_else(part: str) -> None:
     assert {name for name in found if part_of(name) != part} == INSIDE[part]
 
 
+def test_graphs_get_their_inputs_by_name() -> None:
+    """`Graph.placeholder` writes names in its own way: `named_input` keeps them."""
+    assert [path.name for path in PACKAGE.rglob("*.py") if ".placeholder(" in path.read_text()] == []
+
+
 def inside_modules(trees: Iterable[ast.Module]) -> set[str]:
     """The modules of the package that are imported besides its public names."""
     targets = {

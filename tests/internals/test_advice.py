@@ -189,6 +189,32 @@ def test_the_line_that_needs_one_size_is_named(caplog: pytest.LogCaptureFixture)
     assert 'mg.buckets("x", dim=0, sizes=[...])' in line
 
 
+def _of_one_size(item: torch.Tensor) -> torch.Tensor:
+    return item * len(f"{item.shape[0]:04d}")  # at: for each size
+
+
+def _refused_by_names(item: torch.Tensor) -> torch.Tensor:
+    if isinstance(item.shape[0], torch.SymInt):
+        raise RuntimeError("no symbols")  # at: refused
+    return item + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "at"), [(_of_one_size, "for each size"), (_refused_by_names, "refused")]
+)
+def test_each_later_build_says_what_needs_one_size(
+    function: Callable[[torch.Tensor], torch.Tensor], at: str
+) -> None:
+    graph = mg.trace(function)
+    for rows in (4, 6, 8, 9):
+        graph(x(rows, 8))
+    assert len(graph.builds) == 4
+    for build in graph.builds[1:]:
+        assert f"test_advice.py:{line_of(at, __file__)} needs one size" in build.reason.advice
+    graph(x(1, 8))
+    assert "sizes of 0 and 1 are special" in graph.builds[-1].reason.advice
+
+
 def test_where_sizes_stay_numbers_the_line_says_why(caplog: pytest.LogCaptureFixture) -> None:
     step = Step()
     step.config.set_gradient_accumulation_steps(2)

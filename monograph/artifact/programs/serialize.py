@@ -21,7 +21,7 @@ from monograph.artifact.programs.operators import name_of, op_of
 from monograph.artifact.programs.values import value_from_json, value_to_json
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
-from monograph.compat.ops import OpOverload
+from monograph.compat.ops import OpOverload, named_input
 from monograph.compat.traces.nodes import graph_module
 from monograph.ir.meta import (
     grad_mode,
@@ -201,7 +201,7 @@ class _Reader:
         rows = list_of(value["nodes"])
         check(len(rows) <= MAX_NODES, "a program has too many nodes")
         for name, given in zip(names, list_of(value["given"], len(names)), strict=True):
-            node = graph.placeholder(_identifier(name))
+            node = named_input(graph, _identifier(name))
             set_value(node, value_from_json(given))
             self._add(name, node)
         for row in rows:

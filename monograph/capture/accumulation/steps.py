@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from monograph.capture.accumulation.first_buffers import TakenOver, take_over
+from monograph.compat.ops import named_input
 from monograph.errors import CaptureError
 from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_value, tensor_meta, value, write_op
 from monograph.ir.port import Port, Role, gradient_path
@@ -87,7 +88,7 @@ class _Writer:
 
     def take(self, node: fx.Node, port: Port) -> None:
         """An input of the step."""
-        placeholder = self.graph.placeholder(node.name)
+        placeholder = named_input(self.graph, node.name)
         described = value(node)
         set_value(placeholder, whole_batch(described, self.steps) if port.path in self.split else described)
         self.current[port.path] = placeholder

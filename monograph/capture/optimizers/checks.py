@@ -96,7 +96,8 @@ def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inpu
     if unused and any(parameter.grad is not None for parameter in parameters):
         raise OptimizerError(
             "build() calls backward(), but the graph has no optimizer that would use the gradients",
-            hint="call add_optimizer() in __init__, or config.keep_gradients(True) to read p.grad yourself",
+            hint="call add_optimizer() in __init__, or config.keep_gradients(True) if you use p.grad yourself, in build() or "
+            "after the call",
         )
 
 

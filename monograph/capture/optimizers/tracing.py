@@ -28,7 +28,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
         if kind.__name__ in REFUSED and kind.__module__.startswith("torch.optim"):
             raise OptimizerError(
                 f"{kind.__name__} cannot be captured: {REFUSED[kind.__name__]}",
-                hint="use it in eager code, or another optimizer in the graph",
+                hint="use another one, or let a graph with config.keep_gradients() compute loss and gradients, call that in "
+                "the closure, and step the optimizer outside (docs/porting.md)",
             )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise OptimizerError(

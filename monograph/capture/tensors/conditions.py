@@ -16,7 +16,7 @@ from monograph.capture.numbers.arithmetic import Condition, raises, same
 from monograph.capture.numbers.random import nothing_drawn
 from monograph.capture.tensors.readings import Readings
 from monograph.compat.amp import without_autocast
-from monograph.compat.ops import is_random
+from monograph.compat.ops import is_random, named_input
 from monograph.compat.symbolic_numbers import is_symbolic, symbol_name
 from monograph.errors import DataDependentError
 from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
@@ -301,7 +301,7 @@ def _slice(numbers: Sequence[fx.Node | str], readings: Readings, roles: Sequence
         )
     graph = fx.Graph()
     positions = sorted({*of_program.values(), *readings.program.positions(names)})
-    placed = {position: graph.placeholder(f"input_{position}") for position in positions}
+    placed = {position: named_input(graph, f"input_{position}") for position in positions}
     copies = {node: placed[position] for node, position in of_program.items()}
     for node, copied in copies.items():
         copied.meta = dict(node.meta)

@@ -12,6 +12,7 @@ from torch import fx
 from monograph.capture.numbers.known import part_that_makes, written_roots
 from monograph.capture.numbers.random import draws, on_empty, with_draws_before
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.ops import named_input
 from monograph.ir.meta import forget_torch_meta, needed_by
 from monograph.user_code.lines import Origin
 
@@ -83,7 +84,7 @@ class ReadingProgram:
 
     def _copied(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node], *, is_made: bool) -> fx.Node:
         if node.op == "placeholder":
-            return self._graph.placeholder(node.name)
+            return named_input(self._graph, node.name)
         if node.op == "get_attr":
             return self._graph.get_attr(str(node.target))
         if is_made:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from monograph.compat.ops import named_input
 from monograph.compat.traces.nodes import graph_module
 from monograph.errors import DistributedError
 from monograph.ir.meta import TensorMeta, origin, plain, set_value, value
@@ -42,7 +43,7 @@ def part_of(
     given = [node for node in source.graph.nodes if node in read and node not in inside]
     inputs = []
     for node in given:
-        copies[node] = graph.placeholder(node.name)
+        copies[node] = named_input(graph, node.name)
         if node not in ports:
             check_sent(node)
         set_value(copies[node], plain(value(node)) if node not in ports else value(node))

@@ -22,6 +22,7 @@ from monograph.compat.distributed.pipelining import (
     SEND_FORWARD,
     Action,
 )
+from monograph.compat.ops import named_input
 from monograph.compat.traces.nodes import graph_module
 from monograph.distributed.pipeline.parts import Part
 from monograph.distributed.pipeline.results import Key, Results
@@ -118,7 +119,7 @@ class _Step:
             if owner not in (None, self.rank):
                 borrowed += [(node, port.path, owner)] if self.rank in readers else []
             elif port.role not in STATE or port.path in read or (owner is not None and readers):
-                placeholder = self.writer.graph.placeholder(node.name)
+                placeholder = named_input(self.writer.graph, node.name)
                 set_value(placeholder, value(node))
                 self.current[port.path] = placeholder
                 lent += [(placeholder, rank) for rank in readers if owner is not None]

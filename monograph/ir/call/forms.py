@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from monograph.ir.call.signature import Call, Key
@@ -16,9 +16,13 @@ class CallForms:
     """What the calls of one graph have taught about their sizes."""
 
     _known: list[Varying] = field(default_factory=list)  # newest first
-    _static: set[Key] = field(default_factory=set)  # keys by names for which no step could be captured
+    _static: dict[Key, str] = field(
+        default_factory=dict
+    )  # keys by names for which no step could be captured, and why
     staying: Staying = field(default_factory=Staying)
-    _fixed: dict[tuple[object, ...], set[Place]] = field(default_factory=dict)  # by the form of a call
+    _fixed: dict[tuple[object, ...], dict[Place, str]] = field(
+        default_factory=dict
+    )  # why, by the form of a call
 
     def of(self, call: Call) -> Iterator[Call]:
         """The call by the names of sizes that vary, sizes of one too, once for each way in which builds know them."""
@@ -31,8 +35,18 @@ class CallForms:
 
         None if it differs in something else, or if no step can be captured for it by names.
         """
+        return self._movable(call, self._new_form(call, known, sizes))
+
+    def why_static(self, call: Call, known: Collection[Key], *, sizes: bool) -> str:
+        """Why a size of a call is a number, as an earlier capture has found; empty if none has."""
+        form = self._new_form(call, known, sizes)
+        found = filter(None, (less.of(call) for less in form.fewer())) if form is not None else ()
+        why = next((self._static[item.key] for item in found if item.key in self._static), "")
+        return why or next(iter(self._fixed_in(call).values()), "")
+
+    def _new_form(self, call: Call, known: Collection[Key], sizes: bool) -> Varying | None:
         form = next((form for form in self._known if _key(form.of(call)) in known), None)
-        return self._movable(call, form or vary(call, known, self._fixed_in(call), sizes=sizes))
+        return form or vary(call, known, self._fixed_in(call), sizes=sizes)
 
     def declared(self, call: Call, known: Collection[Key], sizes: Iterable[DynamicSize]) -> Call | None:
         """A call by the names of the sizes that were declared to vary, and of ints; None if none of it were, or if it is known."""
@@ -65,24 +79,25 @@ class CallForms:
         if form is not None and form not in self._known:
             self._known.insert(0, form)
 
-    def is_static(self, key: Key) -> None:
-        """Note that no step can be captured for calls of this key, which is by names."""
-        self._static.add(key)
+    def is_static(self, key: Key, why: str = "") -> None:
+        """Note that no step can be captured for calls of this key, which is by names, and `why`."""
+        self._static[key] = why
 
-    def narrowed(self, call: Call, fixed: Collection[str]) -> Call:
-        """A call by names with numbers for the sizes that its step has fixed."""
+    def narrowed(self, call: Call, fixed: Mapping[str, str]) -> Call:
+        """A call by names with numbers for the sizes that its step has fixed, each with the reason."""
         form = Varying.in_key(call.key)
         if form is None or not fixed:
             return call
-        self._fixed_in(call).update(form.places(fixed))
+        for name, why in fixed.items():
+            self._fixed_in(call).update((place, why) for place in form.places([name]))
         rest = form.without(fixed)
         numbers = by_numbers(call)
         return numbers if rest is None else rest.of(numbers) or numbers
 
-    def _fixed_in(self, call: Call) -> set[Place]:
+    def _fixed_in(self, call: Call) -> dict[Place, str]:
         """The sizes that stay numbers since a step has fixed them."""
         tree, _, same, modes = call.key.signature
-        return self._fixed.setdefault((tree, same, modes), set())
+        return self._fixed.setdefault((tree, same, modes), {})
 
 
 def _key(call: Call | None) -> Key | None:

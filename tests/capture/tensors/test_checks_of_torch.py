@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributions import Normal
+from torch.distributions import Categorical, Normal
 from torch.nn import functional
 
 import monograph as mg
@@ -50,6 +50,24 @@ def test_distributions_raise_for_wrong_parameters_and_values():
             likely(*wrong)
         with pytest.raises(ValueError, match=r"Expected .* but found invalid values"):
             graph(*wrong)
+
+
+def test_distributions_check_batches_of_any_size():
+    def likely(logits, actions):
+        chosen = Categorical(logits=logits)
+        return chosen.log_prob(actions), chosen.entropy()
+
+    graph = mg.trace(likely)
+    for rows in (5, 7, 9, 11):
+        logits, actions = torch.randn(rows, 3), torch.randint(3, (rows,))
+        assert all(map(torch.equal, graph(logits, actions), likely(logits, actions)))
+    assert len(graph.builds) == 2
+    with pytest.raises(ValueError, match="Expected") as eager:
+        likely(logits, actions + 3)
+    with pytest.raises(ValueError, match="Expected") as raised:
+        graph(logits, actions + 3)
+    assert "to be within the support (IntegerInterval(lower_bound=0, upper_bound=2))" in str(eager.value)
+    assert "to be within the support (IntegerInterval(lower_bound=0, upper_bound=2))" in str(raised.value)
 
 
 def test_covariance_checks_its_weights_in_the_program():

@@ -17,7 +17,7 @@ from monograph.capture.tensors.functional.views import Alias, state_aliases
 from monograph.capture.tensors.functional.writes import Rewriting, all_replayed, rewriting
 from monograph.compat.fake_values import KnownValue
 from monograph.compat.modes import current_tracer
-from monograph.compat.ops import writes_to_inputs
+from monograph.compat.ops import named_input, writes_to_inputs
 from monograph.compat.symbolic_numbers import exact_arithmetic
 from monograph.compat.traces.functional import functional_tensors
 from monograph.compat.traces.nodes import graph_module
@@ -69,7 +69,7 @@ def functionalise(
 def _rewritten(plan: Rewriting, module: fx.GraphModule) -> tuple[fx.GraphModule, list[int]]:
     graph, inputs = fx.Graph(), dict[fx.Node, fx.Node]()
     for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        inputs[node] = graph.placeholder(f"arg{index}_1")
+        inputs[node] = named_input(graph, f"arg{index}_1")
         inputs[node].meta["val"] = node.meta.get("val")
     rewrite = Rewrite(plan, graph, inputs)
     rewrite.run(module.graph)

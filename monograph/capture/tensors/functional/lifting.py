@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from monograph.compat.ops import is_profiler_mark
+from monograph.compat.ops import is_profiler_mark, named_input
 
 _Held = TypeVar("_Held", torch.Tensor, torch.Generator)
 
@@ -60,7 +60,7 @@ def _lifted(
             continue
         if id(item) not in placed:
             with graph.inserting_after(anchor[0]) if anchor else graph.inserting_before():
-                anchor = [graph.placeholder(f"{name}_{len(lifted)}")]
+                anchor = [named_input(graph, f"{name}_{len(lifted)}")]
             if "val" in node.meta:
                 anchor[0].meta["val"] = node.meta["val"]
             placed[id(item)] = anchor[0]
