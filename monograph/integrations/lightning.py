@@ -123,15 +123,30 @@ class GraphStrategy(SingleDeviceStrategy):
         ):  # it would come after the first batch of a step, whose gradients are there already
             self.lightning_module.optimizer_zero_grad = _nothing
         self._reads_index = _reads_second(self.lightning_module.training_step)
-        self.graph = LightningStep(trainer, self.lightning_module)
+        self._make_graph(trainer, self.lightning_module)
+
+    def _make_graph(self, trainer: Trainer, module: LightningModule) -> None:
+        self.graph, self._graphed = LightningStep(trainer, module), trainer.optimizers[0]
         if self._configure is not None:
             self._configure(self.graph.config)
 
+    def teardown(self) -> None:
+        """As of other strategies; the module has its own hooks again."""
+        if self.lightning_module is not None:
+            self.lightning_module.__dict__.pop("optimizer_zero_grad", None)
+        super().teardown()
+
     def training_step(self, batch: Any, batch_idx: int | None = None) -> Any:
         """One call of the graph; what it has logged is logged by Lightning."""
-        module = self.lightning_module
+        module, loop = self.lightning_module, self.graph.trainer.fit_loop.epoch_loop.automatic_optimization
         assert module is not None
+        if getattr(
+            loop, "_skip_backward", False
+        ):  # averaged weights run once more for their BatchNorms, and do not train
+            return super().training_step(*((batch,) if batch_idx is None else (batch, batch_idx)))
         _check_anomaly()
+        if self._graphed is not self.optimizers[0]:  # a callback has made another
+            self._make_graph(self.graph.trainer, module)
         if batch_idx is not None and not self._reads_index:
             batch_idx = 0  # an int that moves would be captured once more
         output, logged = self.graph(batch, batch_idx, self._updates)

@@ -12,7 +12,13 @@ import lightning as L
 import pytest
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, WeightAveraging
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
@@ -112,6 +118,23 @@ class OnPlateau(Net):
         }
 
 
+class Searched(Net):
+    lr = 0.01
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+    def train_dataloader(self) -> Any:
+        return loader()
+
+
+class Cleared(Net):
+    """Where averaged weights run once more for their BatchNorms, Lightning steps with the gradients of the last batch."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.zero_grad()
+
+
 class Rows(Logger):
     def __init__(self) -> None:
         super().__init__()
@@ -166,6 +189,11 @@ def assert_alike(plain: Any, graphed: Any) -> None:
 
 SCALE = 2.0**20  # so that some steps are skipped
 
+
+def float16() -> MixedPrecision:
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=SCALE))
+
+
 CASES: dict[str, tuple[type[Net], Callable[[], dict[str, Any]]]] = {
     "all that a module has": (Full, dict),
     "clipped by norm": (Net, lambda: {"gradient_clip_val": 0.1}),
@@ -173,12 +201,13 @@ CASES: dict[str, tuple[type[Net], Callable[[], dict[str, Any]]]] = {
     "bfloat16": (Net, lambda: {"precision": "bf16-mixed"}),
     "float16 with a scaler": (
         Net,
-        lambda: {
-            "gradient_clip_val": 0.1,
-            "plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=SCALE)),
-        },
+        lambda: {"gradient_clip_val": 0.1, "plugins": float16()},
     ),
     "counters": (ByCounters, dict),
+    "accumulation, float16": (
+        Net,
+        lambda: {"accumulate_grad_batches": 2, "plugins": float16(), "max_epochs": 4},
+    ),
     "accumulation": (Full, lambda: {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}),
     "accumulation from the second epoch on": (
         Net,
@@ -186,7 +215,14 @@ CASES: dict[str, tuple[type[Net], Callable[[], dict[str, Any]]]] = {
     ),
     "a warm-up in optimizer_step": (WarmedUp, dict),
     "a schedule by a metric": (OnPlateau, dict),
-    "averaged weights": (Net, lambda: {"callbacks": [WeightAveraging()]}),
+    "averaged weights": (
+        Cleared,
+        lambda: {"callbacks": [WeightAveraging(), StochasticWeightAveraging(0.01, 1)]},
+    ),
+    "a rate that is searched first": (
+        Searched,
+        lambda: {"callbacks": [LearningRateFinder(num_training_steps=4)]},
+    ),
 }
 
 
@@ -195,7 +231,7 @@ def test_the_bits_counters_and_logs_are_those_of_lightning(case: str, tmp_path: 
     kind, options = CASES[case]
     graphed = fitted(kind(), tmp_path, strategy=GraphStrategy(), **options())
     assert_alike(fitted(kind(), tmp_path, **options()), graphed)
-    most = {Full: 4, ByCounters: 6}.get(kind, 2)  # a metric has a value from its second step on
+    most = {Full: 4, ByCounters: 6, Searched: 4}.get(kind, 2)  # a metric has a value from its second step on
     most = most + 4 if "accumulation" in case else most
     assert len(graphed.strategy.graph.builds) <= most, graphed.strategy.graph.builds
 
@@ -238,6 +274,14 @@ def test_the_graph_is_configured_and_looked_at(tmp_path: Path) -> None:
     made.fit(made.lightning_module, loader())
     assert strategy.graph is not first  # each fit() has an optimizer of its own
     assert strategy.graph.backend == "aten"
+
+
+def test_a_module_has_its_hooks_again(tmp_path: Path) -> None:
+    """After training with accumulation, which clears gradients itself."""
+    modules = [Net(), Net()]
+    fitted(modules[0], tmp_path, accumulate_grad_batches=2, strategy=GraphStrategy())
+    fitted(modules[1], tmp_path, accumulate_grad_batches=2)
+    assert_alike(*(fitted(module, tmp_path) for module in modules))
 
 
 # --- manual optimization ------------------------------------------------------------------------------------------------
