@@ -44,7 +44,9 @@ def test_steps_before_the_swap_have_eagers_bits_and_the_swap_is_where_it_was_ask
             assert bits(expected) == bits(loss)
         torch.testing.assert_close(loss, expected)
         if number == 1:
-            assert "code to come for build 0: inductor, compiling in another process for" in str(graph.explain())
+            assert "code to come for build 0: inductor, compiling in another process for" in str(
+                graph.explain()
+            )
             assert "; it takes over at step 3" in str(graph.explain())
     assert len(graph.builds) == 1
     assert "inductor from step 3 on" in str(graph.explain())
