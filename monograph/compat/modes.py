@@ -23,6 +23,11 @@ from monograph.compat.patching import replace, replace_here, replaced
 from monograph.compat.tensors import FORM_GETTERS
 
 
+def is_tracing() -> bool:
+    """True if a trace is running in this thread."""
+    return torch.fx.experimental.proxy_tensor.get_proxy_mode() is not None
+
+
 def current_tracer() -> Any:
     """The tracer of the trace that is running in this thread."""
     mode = torch.fx.experimental.proxy_tensor.get_proxy_mode()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from monograph.compat.distributed.tensors import is_sharded
+from monograph.compat.modes import is_tracing
 from monograph.compat.patching import replace_here, replaced
 from monograph.compat.symbolic_numbers import is_symbolic
 
@@ -109,7 +110,7 @@ def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not wanted() or torch.fx.experimental.proxy_tensor.get_proxy_mode() is not None:
+            if not wanted() or is_tracing():
                 return function(*args, **kwargs)
             given = inspect.signature(function).bind(*args, **kwargs)
             found = given.arguments.get("parameters", ())

@@ -18,7 +18,7 @@ from monograph.capture.optimizers.autocast import Casting
 from monograph.capture.tensors.functions import infinities_of_all
 from monograph.compat.amp import forget_unscaled
 from monograph.compat.autograd import watching_backward
-from monograph.compat.modes import current_tracer
+from monograph.compat.modes import current_tracer, is_tracing
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import changes_of
 from monograph.compat.traces.nodes import traced_node
@@ -277,8 +277,7 @@ def _in_zero_grad(frame: FrameType | None) -> bool:
 
 def _is_divided(tensor: torch.Tensor, count: int) -> bool:
     """True where the last thing that a trace has done with a loss is to divide it by a number."""
-    tracer = current_tracer()
-    node = None if tracer is None else traced_node(tensor, tracer)
+    node = traced_node(tensor, current_tracer()) if is_tracing() else None
     if node is None or node.target not in (_DIVIDE, _MULTIPLY):
         return False
     by = node.args[1]
