@@ -28,10 +28,11 @@ from __future__ import annotations
 import copyreg
 import os
 import sys
+from types import FrameType
 from typing import Any, Self
 
 from monograph.renamed import renamed_class
-from monograph.user_code.lines import Origin, user_place
+from monograph.user_code.lines import Origin, calling_place, user_place
 
 
 def __getattr__(name: str) -> Any:  # for pickles
@@ -41,15 +42,20 @@ def __getattr__(name: str) -> Any:  # for pickles
 class MonographError(Exception):
     """Base of every error that Monograph raises for a user's mistake or a limit.
 
-    `where` is the place in the user's code, the innermost line of theirs if not given; `hint` what to do next.
+    `where` is the place in the user's code: if not given, the line that calls us or a framework that does; `hint` is what
+    to do next.
     """
 
     def __init__(self, message: str, *, where: Origin | None = None, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.where = where if where is not None else user_place(sys._getframe(1))
+        self.where = where if where is not None else self._place(sys._getframe(1))
         self.hint = hint
         self.cause: BaseException | None = None  # what it came from, once this error is brief
+
+    @staticmethod
+    def _place(frame: FrameType) -> Origin:
+        return calling_place(frame)
 
     def brief(self) -> Self:
         """Itself without the frames of torch and Monograph, so that what Python prints of it is short.
@@ -84,7 +90,11 @@ class MissingBuildError(DefinitionError, NotImplementedError):
 
 
 class CaptureError(MonographError):
-    """`build()` cannot become a static graph."""
+    """`build()` cannot become a static graph. It is at the innermost line that is not torch's, also in a package."""
+
+    @staticmethod
+    def _place(frame: FrameType) -> Origin:
+        return user_place(frame)
 
 
 _KINDS = (

@@ -19,7 +19,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 import monograph as mg
 from monograph.config import GraphConfig
-from monograph.user_code.lines import place_outside_packages
 
 # hooks between forward and update
 _HOOKS_OF_STEP = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -54,9 +53,9 @@ class LightningStep(mg.Graph):
                 output = module.training_step(*((batch,) if batch_idx is None else (batch, batch_idx)))
             loss = output["loss"] if isinstance(output, Mapping) else output
             if loss is None:
-                raise _refused(
+                raise mg.DefinitionError(
                     f"{type(trainer.lightning_module).__name__}.training_step() gave None, and a step needs its loss",
-                    "leave such batches out in the loader",
+                    hint="leave such batches out in the loader",
                 )
             loss = loss / trainer.accumulate_grad_batches
             module.on_before_backward(loss)
@@ -200,51 +199,49 @@ def _check(trainer: Trainer, module: LightningModule) -> None:
     """Raise DefinitionError for what a graph would not heed."""
     kind = type(module).__name__
     if not module.automatic_optimization:
-        raise _refused(
+        raise mg.DefinitionError(
             f"{kind} has manual optimization, and GraphStrategy makes the step itself",
-            "call a Graph of your own in training_step(), and leave out the strategy",
+            hint="call a Graph of your own in training_step(), and leave out the strategy",
         )
     if not any(group["params"] for optimizer in trainer.optimizers for group in optimizer.param_groups):
-        raise _refused(f"{kind}.configure_optimizers() gives no optimizer", "return one with parameters")
+        raise mg.DefinitionError(
+            f"{kind}.configure_optimizers() gives no optimizer", hint="return one with parameters"
+        )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        raise _refused(
+        raise mg.DefinitionError(
             f"{kind}.training_step() takes an iterator, and a step takes its batch",
-            "write training_step(self, batch, batch_idx)",
+            hint="write training_step(self, batch, batch_idx)",
         )
     strategy = trainer.strategy
     num_devices, num_nodes = len(strategy.parallel_devices), strategy.num_nodes
     if (num_devices, num_nodes) != (1, 1):
-        raise _refused(
+        raise mg.DefinitionError(
             f"GraphStrategy is for one device; the Trainer was given {num_devices} devices and {num_nodes} nodes",
-            "Trainer(devices=1, num_nodes=1)",
+            hint="Trainer(devices=1, num_nodes=1)",
         )
     plugin = trainer.precision_plugin
     if type(plugin) not in (Precision, MixedPrecision):
-        raise _refused(
+        raise mg.DefinitionError(
             f"precision {plugin.precision!r} ({type(plugin).__name__}) changes steps in a way that no graph heeds",
-            'choose "32-true", "bf16-mixed" or "16-mixed"',
+            hint='choose "32-true", "bf16-mixed" or "16-mixed"',
         )
     for callback in trainer.callbacks:
         for hook in _HOOKS_OF_STEP:
             if is_overridden(hook, callback, Callback):
-                raise _refused(
+                raise mg.DefinitionError(
                     f"the callback {type(callback).__name__} has {hook}(): that is in the middle of the step",
-                    f"write {hook}() in {kind}: there it is captured with the step",
+                    hint=f"write {hook}() in {kind}: there it is captured with the step",
                 )
     if _accumulates(trainer) and is_overridden("optimizer_zero_grad", module):
-        raise _refused(
+        raise mg.DefinitionError(
             f"{kind} has optimizer_zero_grad(), and accumulated gradients are cleared in the step",
-            "leave it out",
+            hint="leave it out",
         )
 
 
 def _check_anomaly() -> None:
     if torch.is_anomaly_enabled():
-        raise _refused(
+        raise mg.DefinitionError(
             "detect_anomaly looks at autograd, which runs once, when the step is captured",
-            "GraphStrategy(configure=lambda config: config.detect_nonfinite()) names the op that makes a NaN",
+            hint="GraphStrategy(configure=lambda config: config.detect_nonfinite()) names the op that makes a NaN",
         )
-
-
-def _refused(problem: str, hint: str) -> mg.DefinitionError:
-    return mg.DefinitionError(problem, where=place_outside_packages(), hint=hint)

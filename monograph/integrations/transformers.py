@@ -13,7 +13,6 @@ from transformers import Trainer, TrainerCallback
 
 import monograph as mg
 from monograph.config import GraphConfig
-from monograph.user_code.lines import place_outside_packages
 
 # of TrainingArguments: what no graph heeds, with what it is where nothing is asked for
 _NOT_HEEDED = {"torch_compile": False, "torch_empty_cache_steps": None}
@@ -123,7 +122,7 @@ def _inside(optimizer: Any) -> torch.optim.Optimizer:
 def _check(trainer: GraphTrainer) -> None:
     """Raise DefinitionError for what a graph would not heed."""
     for problem, hint in _problems(trainer):
-        raise mg.DefinitionError(problem, where=place_outside_packages(), hint=hint)
+        raise mg.DefinitionError(problem, hint=hint)
 
 
 def _problems(trainer: GraphTrainer) -> Iterator[tuple[str, str]]:

@@ -60,10 +60,24 @@ def user_place(frame: FrameType | None = None) -> Origin:
     return Origin(*user_line(frame or sys._getframe(1)))
 
 
+def calling_place(frame: FrameType | None = None) -> Origin:
+    """The line that calls us or a framework: the innermost user line in no installed package, if there is one.
+
+    The stack is that of `frame`, by default the caller's.
+    """
+    frame = frame or sys._getframe(1)
+    found: FrameType | None = frame
+    while found is not None:
+        file = found.f_code.co_filename
+        if is_user_file(file) and not is_installed_file(file):
+            return Origin(file, found.f_lineno)
+        found = found.f_back
+    return user_place(frame)
+
+
 def warn_at_user_line(message: str) -> None:
-    """A UserWarning for the user's code, at its line; that of a package only if there is no other."""
-    place = place_outside_packages()
-    place = place if place.file else user_place()
+    """A UserWarning for the user's code, at its line."""
+    place = calling_place()
     warnings.warn_explicit(message, UserWarning, place.file or "monograph", place.line or 1)
 
 
@@ -74,17 +88,6 @@ def user_line(frame: FrameType | None) -> tuple[str, int]:
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0
-
-
-def place_outside_packages() -> Origin:
-    """The innermost line on the caller's stack that is in no installed package: where the user calls a framework."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_user_file(file) and not is_installed_file(file):
-            return Origin(file, frame.f_lineno)
-        frame = frame.f_back
-    return Origin()
 
 
 def frame_behind(passing: Container[str]) -> FrameType | None:

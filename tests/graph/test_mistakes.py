@@ -92,13 +92,30 @@ def test_validation_through_a_training_graph_is_told(kind: Callable[[], nn.Modul
             step(X)
 
 
+FRAMEWORK = "/usr/lib/python3/site-packages/framework.py"
+
+
+def framework(code: str) -> dict[str, Any]:
+    """What code of an installed package defines."""
+    made: dict[str, Any] = {}
+    exec(compile(code, FRAMEWORK, "exec"), made)
+    return made
+
+
 def test_the_line_told_is_where_a_framework_was_called() -> None:
-    framework: dict[str, Any] = {}
-    code = "def fit(step, model, x):\n    step(x)\n    model.eval()\n    step(x)\n"
-    exec(compile(code, "/usr/lib/python3/site-packages/framework.py", "exec"), framework)
+    fit = framework("def fit(step, model, x):\n    step(x)\n    model.eval()\n    step(x)\n")["fit"]
     model = Model()
     with told("in eval() mode, before that in train() mode"):
-        framework["fit"](Train(model, sgd(model)), model, X)
+        fit(Train(model, sgd(model)), model, X)
+
+
+def test_an_error_names_the_line_that_called_a_framework_or_that_of_a_package_in_the_step() -> None:
+    fail = framework("def fail(kind):\n    raise kind('no')\n")["fail"]
+    with pytest.raises(mg.SignatureError) as refused:
+        fail(mg.SignatureError)
+    with pytest.raises(mg.CaptureError) as told:
+        fail(mg.CaptureError)
+    assert (refused.value.where.file, told.value.where.file) == (__file__, FRAMEWORK)
 
 
 def test_validation_before_the_training_is_told() -> None:

@@ -70,10 +70,7 @@ INSIDE: Mapping[str, Set[str]] = {  # the modules that parts built on public nam
         "monograph.state_dict.loading",
         "monograph.state_dict.parts",
     },
-    "integrations": {
-        "monograph.config",
-        "monograph.user_code.lines",
-    },
+    "integrations": {"monograph.config"},
     "serving": {
         "monograph.artifact.artifact",
         "monograph.artifact.callable_programs",
