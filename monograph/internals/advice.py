@@ -88,6 +88,8 @@ def _why_sizes_stay(reason: Reason, call: Call) -> str:
     keys = {path: (leaf, key) for leaf, (path, key) in enumerate(zip(call.paths(), call.keys, strict=True))}
     leaf, key = keys.get(reason.place, (0, None))
     if isinstance(key, TensorKey):
+        if key.keeps_sizes:
+            return f"it {key.keeps_sizes}"
         special = [dim for dim in reason.dims if key.shape[dim] // call.num_parts(leaf, dim) < SMALLEST]
         if special:
             of_part = call.num_parts(leaf, special[0]) > 1

@@ -215,6 +215,13 @@ def test_each_later_build_says_what_needs_one_size(
     assert "sizes of 0 and 1 are special" in graph.builds[-1].reason.advice
 
 
+def test_what_an_argument_is_may_keep_its_sizes() -> None:
+    graph = mg.trace(lambda item: item * 2)
+    for rows in (4, 6):
+        graph(x(rows, 8).requires_grad_())
+    assert "each size has a build, since it requires grad; " in graph.builds[-1].reason.advice
+
+
 def test_where_sizes_stay_numbers_the_line_says_why(caplog: pytest.LogCaptureFixture) -> None:
     step = Step()
     step.config.set_gradient_accumulation_steps(2)

@@ -102,6 +102,19 @@ class TensorKey(NamedTuple):
     attributes: tuple[tuple[str, Any], ...] = ()  # that Python code has given it
 
     @property
+    def keeps_sizes(self) -> str:
+        """What the tensor is or has, so that its sizes are numbers in each build; empty if they may vary."""
+        if self.requires_grad:
+            return "requires grad"
+        if self.hooks:
+            return "has hooks"
+        if self.is_parameter:
+            return "is a parameter"
+        if self.attributes:
+            return "has attributes of Python"
+        return "is a conjugated or negated view" if any(self.unresolved) else ""
+
+    @property
     def in_numbers(self) -> TensorKey:
         """The same with numbers in the place of sizes that vary."""
         return self._replace(shape=tuple(map(int, self.shape)), stride=tuple(map(int, self.stride)))

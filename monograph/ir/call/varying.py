@@ -70,7 +70,7 @@ class Varying:
             if not names:
                 continue
             key = keys[index]
-            if not isinstance(key, TensorKey) or len(key.shape) != len(names) or not _is_plain(key):
+            if not isinstance(key, TensorKey) or len(key.shape) != len(names) or key.keeps_sizes:
                 return None
             shape = list(key.shape)
             for dim, name in enumerate(names):
@@ -143,7 +143,7 @@ def declared(call: Call, sizes: Iterable[DynamicSize], fixed: Collection[Place] 
             if not is_part_of(paths[leaf], declared.argument) or not isinstance(key, TensorKey):
                 continue
             dim = declared.dim % len(key.shape) if key.shape else 0
-            if len(key.shape) <= dim or (leaf, dim) in fixed or not _is_plain(key):
+            if len(key.shape) <= dim or (leaf, dim) in fixed or key.keeps_sizes:
                 continue
             size = _of_part(key.shape[dim], call.num_parts(leaf, dim))
             if size >= SMALLEST and declared.takes(key.shape[dim]):
@@ -162,7 +162,7 @@ def tied_to_names(call: Call) -> Call | None:
         return None
     sizes = _present_sizes(call)
     rows = [
-        row if any(row) or not isinstance(key, TensorKey) or not _is_plain(key) else _tied(call, leaf, sizes)
+        row if any(row) or not isinstance(key, TensorKey) or key.keeps_sizes else _tied(call, leaf, sizes)
         for leaf, (row, key) in enumerate(zip(form.names, call.keys, strict=True))
     ]
     tied = _of_rows(rows, form.numbers)
@@ -201,7 +201,7 @@ def _differences(call: Call, known: Key, fixed: Collection[Place]) -> Varying | 
         if _is_int(new) and (old is int or _is_int(old)):
             numbers.add(index)
             continue
-        if not (isinstance(old, TensorKey) and isinstance(new, TensorKey) and _is_plain(new)):
+        if not (isinstance(old, TensorKey) and isinstance(new, TensorKey) and not new.keeps_sizes):
             return None
         if old[2:] != new[2:] or len(old.shape) != len(new.shape):
             return None
@@ -233,10 +233,6 @@ def _is_int(key: object) -> bool:
 def _name(paths: Sequence[str], place: Place) -> str:
     leaf, dim = place
     return f"{re.sub(r'[^0-9A-Za-z]+', '_', paths[leaf]).strip('_')}_{dim}"
-
-
-def _is_plain(key: TensorKey) -> bool:
-    return not (key.requires_grad or key.hooks or key.is_parameter or key.attributes or any(key.unresolved))
 
 
 def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
