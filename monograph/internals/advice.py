@@ -153,6 +153,8 @@ def _about_fixed(reason: Reason) -> str:
 
 
 def _about_values(reason: Reason) -> str:
+    if " changed from absent to " in reason:
+        return f"{reason.place} came with the first step: give it a value in __init__(), and there is no such build"
     return f"each value of {reason.place} has a build: what changes from step to step can be a tensor or a float argument"
 
 

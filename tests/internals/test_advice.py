@@ -287,3 +287,26 @@ for rows in (3, 4, 5, 6):
     (line,) = done.stderr.splitlines()
     assert "build 1: argument x is a tensor (4,)" in line
     assert 'config.dynamic("x", 0)' in line
+
+
+def test_an_attribute_that_the_first_step_makes(caplog: pytest.LogCaptureFixture) -> None:
+    class Sums(mg.Graph):
+        total = 0.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(4, 4)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).square().mean()
+            loss.backward()
+            self.total += loss.item()
+            return loss
+
+    graph = Sums()
+    for _ in range(3):
+        graph(torch.ones(2, 4))
+    assert len(graph.builds) == 2
+    (line,) = lines(caplog)
+    assert "graph.total came with the first step: give it a value in __init__()" in line
