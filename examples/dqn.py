@@ -5,6 +5,7 @@ Acting is a graph without optimizer, learning one with; the target network moves
 
 import random
 from collections import deque
+from copy import deepcopy
 
 import torch
 from torch import nn
@@ -48,9 +49,9 @@ class Learn(mg.Graph):
 def main(episodes=150, batch=32):
     torch.manual_seed(0)
     dice, memory, env = random.Random(0), deque(maxlen=2000), Corridor()
-    network = lambda: nn.Sequential(nn.Embedding(LENGTH, 16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
-    model, target = network(), network()
-    target.load_state_dict(model.state_dict())
+    layers = nn.Embedding(LENGTH, 16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2)
+    model = nn.Sequential(*layers)
+    target = deepcopy(model)
     learn = Learn(model, target, torch.optim.Adam(model.parameters(), lr=2e-3))
     act = mg.trace(lambda place: model(place).argmax(1))
     paid, losses = [], []

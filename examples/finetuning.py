@@ -36,7 +36,9 @@ def drawn(number, length):
 def main(steps=150, batch=32):
     torch.manual_seed(0)
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-    model = BertForSequenceClassification(BertConfig(vocab_size=10, max_position_embeddings=16, **sizes))
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=10, problem_type="single_label_classification", **sizes)
+    )
     for frozen in (model.bert.embeddings, model.bert.encoder.layer[0]):
         frozen.requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -50,7 +52,7 @@ def main(steps=150, batch=32):
         losses.append(loss.item())
         if number % 30 == 0:
             print(f"step {number}: loss {losses[-1]:.3f}, {right / batch:.0%} right")
-    print(f"{len(step.builds)} builds for the lengths 8 to 12")
+    print(f"builds for the lengths 8 to 12: {len(step.builds)}")
     return losses
 
 

@@ -63,7 +63,9 @@ def main(steps=1000, batch=128):
             print(f"step {number}:", *(f"{name} {losses[-1]:.3f}" for name, losses in step.losses.items()))
     with torch.no_grad():
         radius = maker(torch.randn(1000, 8)).norm(dim=1)
-    print(f"the made points are {radius.mean():.2f} (+- {radius.std():.2f}) from the middle; the ring is at 1")
+    print(
+        f"the made points are {radius.mean():.2f} (+- {radius.std():.2f}) from the middle; the ring is at 1"
+    )
     return step.losses
 
 

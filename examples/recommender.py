@@ -8,7 +8,7 @@ from torch import nn
 
 import monograph as mg
 
-USERS, ITEMS, TAGS = 500, 200, 30
+USERS, ITEMS, TAGS = 200, 100, 30
 
 
 class Recommender(nn.Module):
@@ -34,8 +34,8 @@ class Train(mg.Graph):
         super().__init__()
         self.model = model
         tables = [*model.user.parameters(), *model.item.parameters(), *model.tags.parameters()]
-        self.add_optimizer(torch.optim.SGD(tables, lr=0.5))
-        self.add_optimizer(torch.optim.AdamW(model.top.parameters(), lr=0.005))
+        self.add_optimizer(torch.optim.SGD(tables, lr=20.0))
+        self.add_optimizer(torch.optim.AdamW(model.top.parameters(), lr=0.01))
 
     def build(self, user, item, tags, liked):
         loss = nn.functional.binary_cross_entropy_with_logits(self.model(user, item, tags), liked)
@@ -43,9 +43,9 @@ class Train(mg.Graph):
         return loss
 
 
-def main(steps=400, batch=256):
+def main(steps=600, batch=256):
     torch.manual_seed(0)
-    taste, kind = torch.randn(USERS, 4), torch.randn(ITEMS, 4)
+    taste, kind = torch.randn(USERS, 2), torch.randn(ITEMS, 2)
     tags_of = torch.randint(TAGS, (ITEMS, 3))
 
     def drawn(number):
