@@ -1,4 +1,4 @@
-"""Two networks, two optimizers, one graph: a GAN learns a ring of points. The step keeps its losses in lists, by `.item()`.
+"""Two networks, two optimizers, one graph: a GAN learns a ring of points. The step keeps its losses in a list, by `.item()`.
 
 Run it with `python examples/gan.py`.
 """
@@ -28,7 +28,7 @@ class Train(mg.Graph):
         self.add_optimizer(maker_adam, manual=True)  # build() steps both
         self.add_optimizer(critic_adam, manual=True)
         self.maker_adam, self.critic_adam = maker_adam, critic_adam
-        self.losses = {"critic": [], "maker": []}
+        self.losses = []
 
     def build(self, points, noise):
         made = self.maker(noise)
@@ -44,8 +44,7 @@ class Train(mg.Graph):
         self.maker_adam.zero_grad()
         maker_loss.backward()
         self.maker_adam.step()
-        self.losses["critic"].append(critic_loss.item())
-        self.losses["maker"].append(maker_loss.item())
+        self.losses.append((critic_loss.item(), maker_loss.item()))
 
 
 def ring(number):
@@ -60,7 +59,7 @@ def main(steps=1000, batch=128):
     for number in range(steps):
         step(ring(batch), torch.randn(batch, 8))
         if number % 100 == 0:
-            print(f"step {number}:", *(f"{name} {losses[-1]:.3f}" for name, losses in step.losses.items()))
+            print("step {}: critic {:.3f}, maker {:.3f}".format(number, *step.losses[-1]))
     with torch.no_grad():
         radius = maker(torch.randn(1000, 8)).norm(dim=1)
     print(
