@@ -41,7 +41,7 @@ def written(model, start, number):
     return letters[0].tolist()
 
 
-def main(steps=300, batch=16):
+def main(steps=200, batch=16):
     torch.manual_seed(0)
     text = "\n".join(topics.values()).encode("ascii", "ignore")
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -54,7 +54,7 @@ def main(steps=300, batch=16):
         if number % 50 == 0:
             print(f"step {number}: loss {loss.item():.3f}")
     model.eval()
-    print(bytes(written(model, data[None, :LENGTH], 200)).decode())
+    print(bytes(written(model, data[None, :LENGTH], 100)).decode())
     return loss.item()
 
 

@@ -24,6 +24,7 @@ from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import graph_text
 from monograph.internals.internals import RUNNING, Internals, initialised
 from monograph.internals.kind import Kind
+from monograph.internals.registry import one_scheduler
 from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import clipped, pre
@@ -95,14 +96,21 @@ class Graph:
     # --- what is added by a call -------------------------------------------------------------------------------------
 
     def add_optimizer(
-        self, optim: Optimizer, *, lr_sch: LRScheduler | None = None, manual: bool = False
+        self,
+        optim: Optimizer,
+        *,
+        lr_sch: LRScheduler | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        manual: bool = False,
     ) -> None:
         """Let the graph own an optimizer; its update is part of the step.
 
-        `lr_sch` is stepped in Python once per optimizer step. With `manual=True` build() itself calls `optim.step()`.
+        `lr_sch`, which may be written `lr_scheduler`, is stepped in Python once per optimizer step. With `manual=True`
+        build() itself calls `optim.step()`. Raises DefinitionError for a scheduler under both names.
         """
         inside = initialised(self, "add_optimizer()")
-        inside.registry.add_optimizer(optim, lr_sch, manual=manual)
+        scheduler = one_scheduler("add_optimizer()", lr_sch, lr_scheduler)
+        inside.registry.add_optimizer(optim, scheduler, manual=manual)
         inside.mistakes.optimizer_added(inside.owned())
 
     def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:

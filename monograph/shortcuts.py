@@ -18,6 +18,7 @@ from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.errors import DefinitionError
 from monograph.graph import Graph
+from monograph.internals.registry import one_scheduler
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.user_code.files import is_installed_file, is_user_file
 
@@ -66,12 +67,13 @@ def train_graph(
     optimizer: Optimizer,
     lr_sch: LRScheduler | None = None,
     *,
+    lr_scheduler: LRScheduler | None = None,
     outputs: Callable[..., Any] | None = None,
 ) -> TrainGraph:
     """A training Graph from the usual three; call it with `(*inputs, target)` or `(*inputs, target=y)`, it returns the loss.
 
     With `outputs`, a function of the predictions and the target, it returns the loss and what that gives, such as the
-    accuracy.
+    accuracy. The scheduler may be given as `lr_scheduler=`.
 
     >>> model = nn.Linear(3, 2)
     >>> step = train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
@@ -86,7 +88,8 @@ def train_graph(
     >>> right.shape
     torch.Size([])
     """
-    return TrainGraph(model, loss_fn, optimizer, lr_sch, outputs=outputs)
+    scheduler = one_scheduler("train_graph()", lr_sch, lr_scheduler)
+    return TrainGraph(model, loss_fn, optimizer, scheduler, outputs=outputs)
 
 
 def summary(graph: Graph, *args: Any, depth: int | None = None, **kwargs: Any) -> StepSummary:

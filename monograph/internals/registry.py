@@ -252,6 +252,18 @@ class Registry:
                     )
 
 
+def one_scheduler(
+    function: str, lr_sch: LRScheduler | None, lr_scheduler: LRScheduler | None
+) -> LRScheduler | None:
+    """The scheduler that a function is given under one of its two names; DefinitionError under both."""
+    if lr_sch is not None and lr_scheduler is not None:
+        raise DefinitionError(
+            f"{function} is given lr_sch and lr_scheduler, which are two names of one argument",
+            hint="leave one out; an optimizer that several schedulers move takes a ChainedScheduler or a SequentialLR",
+        )
+    return lr_scheduler if lr_sch is None else lr_sch
+
+
 def _check_scheduler(optim: object, lr_sch: object) -> None:
     if isinstance(lr_sch, ReduceLROnPlateau):
         raise OptimizerError(

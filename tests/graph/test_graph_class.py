@@ -352,6 +352,19 @@ def test_a_module_counted_from_the_end_is_the_same_block():
     assert step.model[-2].to(mg.GraphModule).name == "model.0"
 
 
+def test_a_scheduler_has_one_of_two_names():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    graph = mg.train_graph(model, nn.MSELoss(), optimizer, lr_scheduler=scheduler)
+    graph(torch.ones(2, 2), torch.ones(2, 1))
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    with pytest.raises(mg.DefinitionError, match="two names of one argument"):
+        mg.train_graph(model, nn.MSELoss(), optimizer, scheduler, lr_scheduler=scheduler)
+    with pytest.raises(mg.DefinitionError, match="two names of one argument"):
+        mg.Graph().add_optimizer(optimizer, lr_sch=scheduler, lr_scheduler=scheduler)
+
+
 def test_train_graph_returns_what_a_function_makes_of_its_predictions():
     def rights(predictions, target):
         return {"logits": predictions, "right": predictions.argmax(1) == target}

@@ -6,5 +6,5 @@ torch function, `optimizers.py` watches the steps of optimizers, and `results.py
 In: a request, with the arguments of one call. Out: the recorded graph, and what the step did besides computing.
 Imports `capture/accumulation`, `capture/effects`, `capture/effects/python_objects`, `capture/guards`,
 `capture/guards/sources`, `capture/guards/sources/reach`, `capture/numbers`, `capture/optimizers`, `capture/process`,
-`capture/tensors`, `capture/tensors/functional`, `compat/traces`, `distributed`, `distributed/programs`, `ir`, `ir/call`, `state`.
+`capture/tensors`, `capture/tensors/sparse`, `capture/tensors/functional`, `compat/traces`, `distributed`, `distributed/programs`, `ir`, `ir/call`, `state`.
 """

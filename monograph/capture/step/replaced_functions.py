@@ -15,11 +15,13 @@ from monograph.capture.numbers.moving import as_numbers, is_moving
 from monograph.capture.numbers.overflow import check_room, takes_numbers
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.process.settings import ProcessSettings
-from monograph.capture.tensors import functions, recurrent_layers, sparse
+from monograph.capture.tensors import functions, recurrent_layers
 from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.number_arguments import with_plain_ints
 from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.capture.tensors.sized import answer, asks_for_values
+from monograph.capture.tensors.sparse.ops import answer as answer_sparse
+from monograph.capture.tensors.sparse.ops import is_about_sparse, makes_sparse
 from monograph.compat.modes import FunctionMode, outside_of_modes
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
@@ -50,7 +52,7 @@ class _About(NamedTuple):
 
     @classmethod
     def op(cls, func: Any) -> _About:
-        return cls(func, takes_numbers(func), sparse.makes_sparse(func), asks_for_values(func))
+        return cls(func, takes_numbers(func), makes_sparse(func), asks_for_values(func))
 
 
 class ReplacedFunctions:
@@ -90,8 +92,8 @@ class ReplacedFunctions:
             about = self._ops[id(func)] = _About.op(func)
         if about.numbers:
             check_room(func, args, kwargs)
-        if about.sparse or sparse.is_about_sparse(args, kwargs):
-            return sparse.answer(self._readings, run, func, args, kwargs)
+        if about.sparse or is_about_sparse(args, kwargs):
+            return answer_sparse(self._readings, run, func, args, kwargs)
         return answer(self._readings, run, func, args, kwargs) if about.values else UNKNOWN
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -47,12 +47,12 @@ from monograph.capture.step.unread_inputs import (
     drop_unread_copies,
     drop_unread_numbers,
 )
-from monograph.capture.tensors import sparse
 from monograph.capture.tensors.checkpoint_regions import shows_again
 from monograph.capture.tensors.fakes import Input
 from monograph.capture.tensors.functional.in_place import in_place_changes_explained
 from monograph.capture.tensors.functional.lifting import drop_profiler, record_generators
 from monograph.capture.tensors.readings import UNKNOWN, Readings
+from monograph.capture.tensors.sparse_parts import note_histories
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
 from monograph.compat.distributed.random_ops import drawn_together
@@ -316,7 +316,7 @@ class TracedStep:
             returned = request.build(*args, **kwargs)
         changed = self.results.kept_changes(given.new_content())
         self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
-        sparse.note_histories([returned, *(content.values for content in changed)])
+        note_histories([returned, *(content.values for content in changed)])
         return returned, changed, args, kwargs, given
 
     def _update(self) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from monograph.compat.fakes import make_sparse_fake
+from monograph.compat.fakes import is_fake, make_sparse_fake
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.errors import CaptureError
-from monograph.ir.call.sparse import HELD, SparseForm, count_of, form_of, know_parts, parts_of
+from monograph.ir.call.sparse import HELD, SparseForm, count_of, form_of, is_sparse, know_parts, parts_of
+from monograph.ir.call_text import leaves
 from monograph.user_code.lines import user_place
 
 _PARTS: Any = WeakTensorKeyDictionary()  # of sparse tensors of state: each part is one object, as state is
@@ -48,3 +49,10 @@ def fake_of(mode: Any, form: SparseForm, parts: Sequence[torch.Tensor]) -> torch
     made = make_sparse_fake(mode, form, parts)
     know_parts(made, form, parts)
     return made
+
+
+def note_histories(returned: Any) -> None:
+    """Let the values of sparse tensors that build() returns say that they require grad, where there is a way to them."""
+    for _, tensor in leaves(returned, ""):
+        if is_sparse(tensor) and is_fake(tensor) and tensor.requires_grad and form_of(tensor).coalesced:
+            know_parts(tensor, form_of(tensor), (*parts_of(tensor)[:-1], tensor.values()))

@@ -225,6 +225,7 @@ class Graph(mg.Graph, block=OneFlowBlock):
         optim: Optimizer,
         *,
         lr_sch: LRScheduler | None = None,
+        lr_scheduler: LRScheduler | None = None,
         is_sparse: bool = False,
         manual: bool = False,
     ) -> None:
@@ -234,8 +235,10 @@ class Graph(mg.Graph, block=OneFlowBlock):
                 "add_optimizer(is_sparse=True): updates of single rows are not here",
                 hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same",
             )
-        super().add_optimizer(optim, lr_sch=lr_sch, manual=manual)
-        follow_graph(lr_sch)  # a script may call its step() too, which OneFlow ignores
+        super().add_optimizer(optim, lr_sch=lr_sch, lr_scheduler=lr_scheduler, manual=manual)
+        follow_graph(
+            lr_scheduler if lr_sch is None else lr_sch
+        )  # a script may call its step() too, which OneFlow ignores
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. What it returns has no gradient history, as OneFlow's, and is never overwritten."""

@@ -14,8 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from monograph.compat.fakes import is_fake
 from monograph.compat.ops import schema_of
 from monograph.compat.tensors import coo_parts, num_elements, storage_key
+from monograph.errors import CaptureError
+from monograph.user_code.lines import user_place
 
 PARTS: Final[Mapping[torch.layout, tuple[str, ...]]] = {
     torch.sparse_coo: ("indices", "values"),
@@ -46,7 +49,7 @@ def is_sparse(item: object) -> bool:
 
 def form_of(tensor: torch.Tensor) -> SparseForm:
     """What a sparse tensor is besides its parts."""
-    known: tuple[SparseForm, Sequence[torch.Tensor]] | None = vars(tensor).get(_KNOWN)
+    known = _known(tensor)
     if known is not None:
         return known[0]
     coalesced = tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
@@ -55,13 +58,28 @@ def form_of(tensor: torch.Tensor) -> SparseForm:
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The dense tensors of a sparse one, which are on its memory."""
-    known: tuple[SparseForm, tuple[torch.Tensor, ...]] | None = vars(tensor).get(_KNOWN)
+    known = _known(tensor)
     if known is not None:
         return known[1]
     if tensor.layout is torch.sparse_coo:
         return coo_parts(tensor)
     tensor = tensor.detach()
     return tuple(getattr(tensor, name)() for name in PARTS[tensor.layout])
+
+
+def _known(tensor: torch.Tensor) -> tuple[SparseForm, tuple[torch.Tensor, ...]] | None:
+    """What a fake is made of; None for real tensors. Raises CaptureError for a fake that nobody has said it of.
+
+    Its parts would be constants of the program, without values.
+    """
+    known: tuple[SparseForm, tuple[torch.Tensor, ...]] | None = vars(tensor).get(_KNOWN)
+    if known is None and is_fake(tensor):
+        raise CaptureError(
+            "an op makes a sparse tensor, and a graph does not know of which parts",
+            where=user_place(),
+            hint="let the op give a dense tensor, for example sparse=False in the module",
+        )
+    return known
 
 
 def know_parts(fake: torch.Tensor, form: SparseForm, parts: Sequence[torch.Tensor]) -> None:
@@ -192,11 +210,14 @@ def op_of(name: str) -> Any:
     return op
 
 
+_MAKE_SPARSE: Final = ("_to_sparse", "to_sparse", "_embedding_bag_backward")  # of dense tensors
+
+
 @cache
 def _call(text: str) -> tuple[Any, Any, Any]:
     call = json.loads(text)
     described = json.dumps([call["args"], call["kwargs"]])
-    if '"sparse' not in described and not call["op"].startswith(("_to_sparse", "to_sparse")):
+    if '"sparse' not in described and not call["op"].startswith(_MAKE_SPARSE):
         raise RuntimeError(f"{call['op']} is called on no sparse tensor")
     return op_of(call["op"]), call["args"], call["kwargs"]
 

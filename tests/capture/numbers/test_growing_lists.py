@@ -46,6 +46,24 @@ def append_a_loss(self: Any, x: torch.Tensor) -> Any:
     return loss
 
 
+def append_a_tuple(self: Any, x: torch.Tensor) -> Any:
+    loss = (x * 2).sum()
+    self.losses.append((loss.item(), "loss", loss.item() * 2))
+    return loss
+
+
+def append_dicts_and_lists(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    self.losses.extend([{"loss": x.sum().item(), "at": [self.n, (x.max().item(),)]}, 3])
+    return x * 2
+
+
+def append_one_list_twice(self: Any, x: torch.Tensor) -> Any:
+    row = [x.sum().item()]
+    self.losses.extend([row, row])
+    return x * 2
+
+
 def fill_lists(side: Any) -> None:
     fill(side)
     side.losses, side.box.history = [], []
@@ -66,11 +84,25 @@ def grown(build: Callable[..., Any], between: Callable[[Any, int], None] = lambd
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    "build", [append_a_constant, append_a_text, append_a_counter, append_a_loss], ids=lambda b: b.__name__
+    "build",
+    [
+        append_a_constant,
+        append_a_text,
+        append_a_counter,
+        append_a_loss,
+        append_a_tuple,
+        append_dicts_and_lists,
+    ],
+    ids=lambda b: b.__name__,
 )
 def test_lists_that_only_grow_cost_no_builds(build: Callable[..., Any]) -> None:
     graph = grown(build)
     assert len(graph.builds) <= 2, [item.reason for item in graph.builds]
+
+
+def test_one_object_at_two_places_is_refused() -> None:
+    with pytest.raises(mg.CaptureError, match="no replay can do that"):
+        grown(append_one_list_twice)
 
 
 def cleared(side: Any, step: int) -> None:

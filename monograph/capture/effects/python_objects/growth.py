@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dis
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -27,6 +27,7 @@ from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import storage_key
+from monograph.ir.call.tree import Tree, flatten, unflatten
 from monograph.ir.graph_signature import Assign, Write
 
 _NOTHING = object()
@@ -45,15 +46,21 @@ _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
 
 @dataclass(frozen=True)
 class Growth:
-    """What a step adds to a list. Those of `items` that the step computes come there when it has run."""
+    """What a step adds to a list. Those of `items` that the step computes come there when it has run.
+
+    Where a tuple, list or dict of numbers is added, `records` has its form and its leaves, which come in the same way.
+    """
 
     label: str
     content: list[Any]
     items: list[Any]
     computed: frozenset[int]
+    records: Mapping[int, tuple[Tree, list[Any]]]
 
     def apply(self) -> None:
         """As after the step."""
+        for index, (tree, leaves) in self.records.items():
+            self.items[index] = unflatten(tree, iter(leaves))
         list.extend(self.content, self.items)
         for index in self.computed:
             self.items[index] = None
@@ -175,19 +182,31 @@ def collect_growth(
         content = source.content
         if overlay.of(content) is not content or not all(_can_be_added(item, own) for item in added):
             continue
+        changeable = [id(item) for item in added if type(item) in (list, dict)]
+        if len(set(changeable)) < len(changeable):  # one object at two places, which would be two
+            continue
         values: list[Any] = list(added)
+        records: dict[int, tuple[Tree, list[Any]]] = {}
         computed = frozenset(at for at, item in enumerate(added) if not is_immutable(item))
         for at in computed:
             label = f"{source.label}[{len(source.recorded) + at}]"
             if is_moving(added[at]):
                 grown.writes.append(written(values, at, label, added[at]))
+            elif _is_record(added[at]):
+                leaves: list[Any] = []
+                records[at] = flatten(added[at], leaves), leaves
+                grown.writes += [
+                    written(leaves, index, f"{label}.{index}", leaf)
+                    for index, leaf in enumerate(leaves)
+                    if is_moving(leaf)
+                ]
             else:
                 item = added[at]
                 grown.state_outputs.append(
                     StateOutput(item.detach(), Assign(values, at, item.requires_grad), label)
                 )
             values[at] = None
-        grown.found.append(Growth(source.label, content, values, computed))
+        grown.found.append(Growth(source.label, content, values, computed, records))
         del content[len(content) - len(added) :]
     return grown
 
@@ -228,9 +247,18 @@ def _writes_of(
     ]
 
 
+def _is_record(item: Any) -> bool:
+    """True for a tuple, list or dict of plain values that has a number that moves."""
+    if type(item) not in (tuple, list, dict):
+        return False
+    leaves: list[Any] = []
+    flatten(item, leaves)
+    return any(map(is_moving, leaves)) and all(is_immutable(leaf) or is_moving(leaf) for leaf in leaves)
+
+
 def _can_be_added(item: Any, own: set[int]) -> bool:
     """True for plain values, and for new tensors that nothing else shows."""
-    if is_immutable(item) or is_moving(item):
+    if is_immutable(item) or is_moving(item) or _is_record(item):
         return True
     return is_fake(item) and _has_memory(item) and storage_key(item) not in own
 

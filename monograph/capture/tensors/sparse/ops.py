@@ -19,8 +19,8 @@ import torch
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.reading_program import ITEM
 from monograph.capture.tensors.readings import UNKNOWN, Readings
+from monograph.capture.tensors.sparse.bags import BAG_GRADIENT, bag_gradient
 from monograph.capture.tensors.sparse_parts import fake_of
-from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.ops import overload_name, packet_name, schema_of, writes_to_inputs
 from monograph.errors import CaptureError, DataDependentError
@@ -34,11 +34,9 @@ from monograph.ir.call.sparse import (
     form_of,
     is_sparse,
     joined,
-    know_parts,
     parts_of,
     written,
 )
-from monograph.ir.call_text import leaves
 from monograph.layout import extent
 from monograph.user_code.lines import user_place
 
@@ -54,7 +52,7 @@ _TO_SPARSE = frozenset(
 
 def makes_sparse(func: Any) -> bool:
     """True for an op that makes sparse tensors, of dense ones too."""
-    return func in _MAKERS or func in _TO_SPARSE
+    return func in _MAKERS or func in _TO_SPARSE or func is BAG_GRADIENT
 
 
 def is_about_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -63,7 +61,12 @@ def is_about_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def answer(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an op that one of these two is true for; `run` records an op on parts."""
+    """The result of an op that one of these two is true for; `run` records an op on parts.
+
+    UNKNOWN for one that makes sparse tensors at times, and makes none here.
+    """
+    if func is BAG_GRADIENT:
+        return bag_gradient(readings, run, args)
     maker = _MAKERS.get(func)
     if maker is not None:
         form, parts = maker(*args, **kwargs)
@@ -341,10 +344,3 @@ def _cells(places: Sequence[torch.Tensor], sizes: Sequence[int], at: torch.Tenso
     for place, size in zip(places, sizes, strict=True):
         number = number * size + place
     return number
-
-
-def note_histories(returned: Any) -> None:
-    """Let the values of sparse tensors that build() returns say that they require grad, where there is a way to them."""
-    for _, tensor in leaves(returned, ""):
-        if is_sparse(tensor) and is_fake(tensor) and tensor.requires_grad and form_of(tensor).coalesced:
-            know_parts(tensor, form_of(tensor), (*parts_of(tensor)[:-1], tensor.values()))
