@@ -179,7 +179,10 @@ def _misfit(
     if inside is not None:
         hint = f"the state of a graph is in it: graph.load_state_dict(state[{inside!r}])"
     elif faults and all(fault.startswith("unexpected") for fault in faults):
-        hint = 'keep your own values beside the state of the graph: {"step": step.state_dict(), "epoch": 3}'
+        hint = (
+            'keep your own values beside the state of the graph: {"step": step.state_dict(), "epoch": 3}; '
+            "strict=False loads what is there by its name"
+        )
     elif state_dict and all(isinstance(item, torch.Tensor) for item in state_dict.values()):  # as of a module
         first = next(iter(parts), "model")
         hint = (
