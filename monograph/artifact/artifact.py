@@ -22,14 +22,14 @@ from monograph.checkpoint.manifest import parse_json
 from monograph.checkpoint.read import Content
 from monograph.checkpoint.write import Parts, Programs, prepare
 from monograph.errors import ArtifactError
-from monograph.ir.text import Displayed
+from monograph.ir.text import Brief
 from monograph.settings import BACKENDS, Settings
 from monograph.state.random import set_cpu_state
 
 _OF_SIGNATURE: Final = ("backend", "kernel_selection", "schedulers", "averages", "programs")
 
 
-class Artifact(Displayed):
+class Artifact(Brief):
     """A saved graph, or several over one state: `artifact(x)`, `artifact.infer(x)`, `artifact.train(x, y)`.
 
     It needs no code of the model. `train` goes on where the graph stopped; what it changes the other signatures see.

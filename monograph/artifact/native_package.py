@@ -29,7 +29,7 @@ from monograph.errors import ArtifactError, SignatureError
 from monograph.ir.call.tree import unflatten
 from monograph.ir.graph_signature import Argument, CopyToArgument
 from monograph.ir.meta import ScalarMeta
-from monograph.ir.text import Displayed
+from monograph.ir.text import Brief
 
 KIND: Final = "monograph.package"
 SCHEMA: Final = 1
@@ -42,7 +42,7 @@ _KEYS: Final = (
 )
 
 
-class Package(Displayed):
+class Package(Brief):
     """A graph as native code, with its state inside: `package(x)` is a step, and changes the state if the graph trains.
 
     Results are plain tensors in the structure that build() gave them.

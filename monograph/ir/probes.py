@@ -12,7 +12,7 @@ import torch
 
 from monograph.compat.tensors import is_transformed
 from monograph.errors import CaptureError, DefinitionError
-from monograph.ir.text import Displayed
+from monograph.ir.text import Brief, Displayed
 from monograph.user_code.lines import user_place
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "nonfinite")
@@ -172,7 +172,7 @@ def _rows(entries: list[torch.Tensor]) -> torch.Tensor:
     )
 
 
-class Probes(Displayed, dict[str, ProbeHistory]):
+class Probes(Brief, dict[str, ProbeHistory]):
     """All probes of a graph by name."""
 
     def __missing__(self, name: str) -> ProbeHistory:

@@ -13,6 +13,7 @@ _COLUMNS: Final = 160
 _STYLE: Final = (  # a page of Jupyter has another font for what a cell gives
     "font-family: monospace; white-space: pre; overflow-x: auto; line-height: 1.35; margin: 0; text-align: left"
 )
+_FEW_LINES: Final = 20
 
 
 class Displayed:
@@ -28,6 +29,16 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         return pre(str(self))
+
+
+class Brief(Displayed):
+    """What is Displayed, and its own text by `repr()` where that has few lines, as a model's is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        text = str(self)
+        return text if len(text.splitlines()) <= _FEW_LINES else one_line(type(self).__name__, text)
 
 
 class Text(Displayed, str):

@@ -11,7 +11,7 @@ from monograph.distributed.planning.mesh import Mesh
 from monograph.distributed.planning.order import RankSteps, RankTimes, acted_out
 from monograph.distributed.planning.rank import RankPlan
 from monograph.errors import DefinitionError
-from monograph.ir.text import Displayed, bytes_text, count_text, table
+from monograph.ir.text import Brief, Displayed, bytes_text, count_text, table
 
 FLOPS_PER_SECOND: Final = 1e14
 MEMORY_BYTES_PER_SECOND: Final = 1e12
@@ -48,7 +48,7 @@ class Prediction(Displayed):
 
 
 @dataclass(frozen=True, repr=False)
-class RanksPlan(Displayed):
+class RanksPlan(Brief):
     """The plan of a step of many ranks. `str()` of it is a table; `ranks` are those that were planned.
 
     Of ranks with parts of tensors the first holds the most; those that differ in nothing are planned once. Of a pipeline of more
