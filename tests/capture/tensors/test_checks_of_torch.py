@@ -54,7 +54,7 @@ def test_distributions_raise_for_wrong_parameters_and_values():
 
 def test_distributions_check_batches_of_any_size():
     def likely(logits, actions):
-        chosen = Categorical(logits=logits)
+        chosen = Categorical(logits=logits, validate_args=True)  # which Dynamo turns off for a whole process
         return chosen.log_prob(actions), chosen.entropy()
 
     graph = mg.trace(likely)
