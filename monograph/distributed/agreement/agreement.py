@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from monograph.distributed.agreement.others import UNBUILT, Others, error_line
+from monograph.distributed.agreement.others import UNBUILT, Others, Unbuilt, error_line
 from monograph.distributed.agreement.ranks import ALIKE, RESTART, Ranks, in_time
 from monograph.distributed.agreement.signature import Signature, difference
 from monograph.distributed.agreement.watch import Watch
@@ -85,7 +84,7 @@ class Agreement:
         """Say to those that wait for this rank with their builds that it has none."""
         self._unbuilt += 1
         if (store := self.ranks.store) is not None:
-            said = json.dumps([self.ranks.rank, self._unbuilt, error_line(error)])
+            said = Unbuilt(self.ranks.rank, self._unbuilt, error_line(error)).text
             in_time(lambda: bool(store.set(f"{UNBUILT}/{self._asked}", said)))
 
     def meet(self, what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,8 +10,8 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
 from monograph.compat.distributed.groups import store_of, whole_group
-from monograph.distributed.agreement.others import UNBUILT, error_line
-from monograph.distributed.agreement.ranks import RESTART, in_time
+from monograph.distributed.agreement.others import UNBUILT, Unbuilt, error_line
+from monograph.distributed.agreement.ranks import in_time
 from monograph.errors import DistributedError
 
 _START: Final = "TORCHELASTIC_RESTART_COUNT"  # of torchrun, which may keep the store of an earlier one
@@ -29,29 +28,26 @@ class Beginning:
 
     def begins(self) -> None:
         """This rank builds: it said otherwise before, if it has failed."""
-        if self._failed and self._said()[:1] == [self._rank]:
-            self._store.set(UNBUILT, "[]")
+        if self._failed and (said := self._said()) is not None and said.rank == self._rank:
+            self._store.set(UNBUILT, Unbuilt(self._rank, 0, "").text)
 
     def not_built(self, error: BaseException) -> None:
         """Say to those that wait for this rank that it has no build."""
         self._failed += 1
         if error is self._heard:
             return
-        said = json.dumps([self._rank, self._failed, error_line(error)])
+        said = Unbuilt(self._rank, self._failed, error_line(error)).text
         in_time(lambda: bool(self._store.set(UNBUILT, said)))
 
     def look(self) -> None:
         """Raises DistributedError if another rank has none; all may have failed alike before."""
-        if (said := self._said()) and said[1] > self._failed:
-            self._heard = DistributedError(
-                f"rank {said[0]} could not build its step: {said[2]}", hint=RESTART
-            )
+        if (said := self._said()) is not None and said.times > self._failed:
+            self._heard = said.failure(f"rank {said.rank}")
             raise self._heard
 
     def last(self, _ranks: Sequence[int]) -> str:
         """What they did last."""
         return "there is no step yet"
 
-    def _said(self) -> list[Any]:
-        found: list[Any] = json.loads(self._store.get(UNBUILT)) if self._store.check([UNBUILT]) else []
-        return found
+    def _said(self) -> Unbuilt | None:
+        return Unbuilt.of(self._store.get(UNBUILT).decode()) if self._store.check([UNBUILT]) else None

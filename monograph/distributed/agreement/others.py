@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Final
 
 from monograph.distributed.agreement.ranks import ALIKE, RESTART, Ranks, in_time
@@ -60,6 +60,29 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Unbuilt:
+    """What a rank says of a build that has failed, and how often that has been so."""
+
+    rank: int
+    times: int
+    error: str
+
+    @property
+    def text(self) -> str:
+        """As it is in the store."""
+        return json.dumps(astuple(self))
+
+    @staticmethod
+    def of(text: str) -> Unbuilt:
+        """What a text says."""
+        return Unbuilt(*json.loads(text))
+
+    def failure(self, name: str) -> DistributedError:
+        """What others raise that wait for this rank, by its name."""
+        return DistributedError(f"{name} could not build its step: {self.error}", hint=RESTART)
+
+
+@dataclass(frozen=True)
 class _Seen:
     """What is known of each rank."""
 
@@ -98,11 +121,9 @@ class Others:
             who = "" if note.is_shared else f"{ranks.named([int(failed)])} failed: "
             raise DistributedError(f"{who}{note.error}", hint=RESTART)
         if self._unbuilt is not None and (said := ranks.read(self._unbuilt[0])) is not None:
-            number, times, what = json.loads(said)
-            if times > self._unbuilt[1]:
-                raise DistributedError(
-                    f"{ranks.named([number])} could not build its step: {what}", hint=RESTART
-                )
+            unbuilt = Unbuilt.of(said)
+            if unbuilt.times > self._unbuilt[1]:
+                raise unbuilt.failure(ranks.named([unbuilt.rank]))
         for rank in self._numbers() if ranks.rank == 0 else [0]:
             said = ranks.read(ranks.key("at", rank))
             place = None if said is None else _place(said)
