@@ -150,7 +150,6 @@ class RecordedWholes:
         self.seen, self._inputs = inputs.fake, inputs
         self._kept = {id(item.real): item for item in inputs.parts()}
         self._writes: Writes
-        self._given: dict[int, int] = {}  # of the writes to one that stays whole those that all have, by id
         self._gathered: list[tuple[ShardedParameter, torch.Tensor]] = []
         # whole gradients that wait for a later backward(), by id of the parameter
         self._waiting: dict[int, tuple[ShardedParameter, torch.Tensor]] = {}
@@ -175,12 +174,10 @@ class RecordedWholes:
         if not (news := self._writes.news()):
             return
         with torch.no_grad():
-            for key, item in self._kept.items():
-                if not (_is_split(item) and traced_node(item.fake, current_tracer()) in news):
-                    continue
-                if self._changes(item.fake) != self._given.get(key, 0):
+            for item in self._kept.values():
+                if _is_split(item) and traced_node(item.fake, current_tracer()) in news:
                     item.fake.detach().copy_(whole_of(local_of(item.shown).clone(), item.part))
-                    self._given[key] = self._changes(item.fake)
+        self._writes.news()  # which all have
 
     def changes(self, item: ShardedParameter) -> int:
         """How often the step has changed a parameter so far."""
