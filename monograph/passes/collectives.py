@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate, pairwise
 from typing import Final
@@ -79,11 +79,12 @@ def _read_parts_themselves(graph: fx.Graph) -> None:
 
 
 def _merge_reductions(graph: fx.Graph) -> None:
+    work = {node: flops(node) for node in graph.nodes}  # none of what comes here, which packs and unpacks
     for kind in _kinds_in_order(graph):
         ready = Ready(graph)
         begun = [item for item in _begun_in(graph, gathers=False) if item.kind == kind]
         begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
-        for bucket in list(_buckets(begun, ready)):
+        for bucket in list(_buckets(begun, ready, work)):
             present = [found for item in bucket if (found := begun_by(item.begin)) is not None]
             _begin_early(present, Ready(graph))
             if len(present) > 1:
@@ -103,14 +104,14 @@ def _kinds_in_order(graph: fx.Graph) -> list[object]:
         return []
 
 
-def _buckets(begun: Sequence[Begun], ready: Ready) -> Iterator[list[Begun]]:
+def _buckets(begun: Sequence[Begun], ready: Ready, work: Mapping[fx.Node, int]) -> Iterator[list[Begun]]:
     """Those that may be one, in order: none is read before what the last of them adds is there.
 
     A bucket is full at its usual size, unless what comes next is there at the same time: two would be no earlier than one.
     """
     bucket: list[Begun] = []
     limit, usual = FIRST_BYTES, _usual(begun, _BUCKETS)
-    done = [0, *accumulate(map(flops, ready.place))]  # before each op
+    done = [0, *accumulate(work.get(node, 0) for node in ready.place)]  # before each op
 
     def between(first: Begun, second: Begun) -> int:
         return done[ready.of(second.given) + 1] - done[ready.of(first.given) + 1]
