@@ -14,6 +14,7 @@ from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.diff import diff_text
 from monograph.inspect.memory.reading import memory_report
+from monograph.inspect.memory.report import MemoryReport
 from monograph.inspect.pages.modules import StepSummary, amount
 from monograph.inspect.profile import Profile
 from monograph.ir.meta import compute_nodes, labels, origin, value
@@ -48,42 +49,13 @@ def _data(summary: StepSummary, build: Build, explained: str, profile: Profile |
             node.name, call_text(node), _made(value(node)), place.phase, place.module, number, place.line,
             list(labels(node)),
         ])  # fmt: skip
-    memory = memory_report(summary.graph, build)
     data: dict[str, object] = {
         "name": summary.graph,
         "about": f"build {build.number} on {build.backend}: {build.reason}; as captured, {len(nodes)} ops",
         "nodes": nodes,
         "files": [{"path": file, "lines": _lines(file)} for file in numbers],
-        "summary": {
-            "about": summary.about,
-            "tiles": _tiles(summary, profile),
-            "modules": [
-                [
-                    row.path,
-                    row.kind,
-                    row.depth,
-                    row.output,
-                    row.num_parameters,
-                    row.flops.get("forward", 0),
-                    row.flops.get("backward", 0),
-                    row.peak_bytes,
-                ]
-                for row in summary.modules
-            ],
-        },
-        "memory": {
-            "about": str(memory).partition("\n\n")[0],
-            "points": [
-                [point.op, point.running_bytes, str(point.where), point.where.phase]
-                for point in memory.timeline
-            ],
-            "held": memory.state_bytes + memory.argument_bytes,
-            "kinds": list(memory.by_kind().items()),
-            "modules": [
-                [module or "build()", sum(kinds.values()), _kinds_text(kinds)]
-                for module, kinds in memory.by_module().items()
-            ],
-        },
+        "summary": _summed_up(summary, profile),
+        "memory": _held(memory_report(summary.graph, build)),
         "passes": [[after.name, diff_text(build.stages, after.name)] for _, after in pairwise(build.stages)],
         "explain": explained,
         "profile": None,
@@ -102,15 +74,41 @@ def _data(summary: StepSummary, build: Build, explained: str, profile: Profile |
     return data
 
 
+def _summed_up(summary: StepSummary, profile: Profile | None) -> dict[str, Any]:
+    rows = [
+        [
+            *(row.path, row.kind, row.depth, row.output, row.num_parameters),
+            *(row.flops.get(phase, 0) for phase in ("forward", "backward")),
+            row.peak_bytes,
+        ]
+        for row in summary.modules
+    ]
+    return {"about": summary.about, "tiles": _tiles(summary, profile), "modules": rows}
+
+
+def _held(memory: MemoryReport) -> dict[str, Any]:
+    return {
+        "about": str(memory).partition("\n\n")[0],
+        "points": [
+            [point.op, point.running_bytes, str(point.where), point.where.phase] for point in memory.timeline
+        ],
+        "held": memory.state_bytes + memory.argument_bytes,
+        "kinds": list(memory.by_kind().items()),
+        "modules": [
+            [module or "build()", sum(kinds.values()), _kinds_text(kinds)]
+            for module, kinds in memory.by_module().items()
+        ],
+    }
+
+
 def _tiles(summary: StepSummary, profile: Profile | None) -> Sequence[tuple[str, str]]:
     """The few numbers that say how large a step is, each with its name."""
     measured = [("a step", f"{profile.step_seconds * 1e3:.3f} ms")] if profile is not None else []
-    total = summary.state_bytes + summary.argument_bytes + summary.peak_bytes
     return [
         *measured,
         ("parameters", f"{summary.num_parameters:,}"),
         ("FLOPs", amount(summary.total_flops) or "none counted"),
-        ("at the peak", bytes_text(total)),
+        ("at the peak", bytes_text(summary.total_bytes)),
         ("of which state", bytes_text(summary.state_bytes)),
         ("made by the step", bytes_text(summary.peak_bytes)),
     ]

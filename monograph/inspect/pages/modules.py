@@ -66,6 +66,11 @@ class StepSummary(Displayed):
         """Of the whole step."""
         return sum(self.flops.values())
 
+    @property
+    def total_bytes(self) -> int:
+        """All at the peak: state, arguments, and what the step holds."""
+        return self.state_bytes + self.argument_bytes + self.peak_bytes
+
     def __str__(self) -> str:
         return "\n\n".join([self._head(), *filter(None, [self._table()]), self._foot()])
 
@@ -99,9 +104,8 @@ class StepSummary(Displayed):
             return "\n".join(lines)
         counted = ", ".join(f"{phase} {amount(count)}" for phase, count in self.flops.items() if count)
         lines.append(f"FLOPs: {amount(self.total_flops)}" + f" ({counted})" * bool(counted))
-        total = self.state_bytes + self.argument_bytes + self.peak_bytes
         lines.append(
-            f"memory: {bytes_text(total)} at the peak: {bytes_text(self.state_bytes)} of state, "
+            f"memory: {bytes_text(self.total_bytes)} at the peak: {bytes_text(self.state_bytes)} of state, "
             f"{bytes_text(self.argument_bytes)} of arguments, {bytes_text(self.peak_bytes)} that the step makes"
         )
         return "\n".join(lines)
