@@ -174,10 +174,9 @@ def _always(text: str) -> Callable[[Reason], str]:
 
 def _about_branch(reason: Reason) -> str:
     """Of a branch, which is torch's own where build() has none on that size."""
-    stay = "each way of a branch has a build, and both stay"
-    if ".size(" in reason.place:
-        return f"{stay}; torch has some of its own, as in convolutions, and for one of yours torch.where(condition, a, b) has one for both"
-    return f"{stay}; torch.where(condition, a, b) has one for both"
+    on_size = ".size(" in reason.place
+    torchs = "torch has some of its own, as in convolutions, and for one of yours " if on_size else ""
+    return f"each way of a branch has a build, and both stay; {torchs}torch.where(condition, a, b) has one for both"
 
 
 _OF_FORMS: Final = {  # what to pass in the place of an argument, by the field of its key that differs

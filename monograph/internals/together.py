@@ -137,9 +137,8 @@ class Together:
 
     def _signature_of(self, build: Build) -> Signature:
         if build.number not in self._signatures:
-            agreed = (
-                build.captured.shares.agreed
-            )  # by the ranks of a pipeline, each of which has other collectives
+            # by the ranks of a pipeline, each of which has other collectives
+            agreed = build.captured.shares.agreed
             programs = () if agreed else build.plan.program.programs
             self._signatures[build.number] = _agreement().signature_of(
                 (op for part in programs for op in part.ops()), tensor_of=form, agreed=agreed

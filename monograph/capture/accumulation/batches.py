@@ -79,7 +79,8 @@ def _check_divisible(leaf: Any, path: str, steps: int) -> None:
         what = f"has {leaf.shape[0]} rows" if leaf.shape else "has no dimension"
         raise SignatureError(
             f"argument {path} {what}: it cannot be split into {steps} equal micro-batches",
-            hint=f"pass a batch whose size is a multiple of set_gradient_accumulation_steps(): DataLoader(..., drop_last=True) leaves out a smaller last one; "
+            hint="pass a batch whose size is a multiple of set_gradient_accumulation_steps(): "
+            "DataLoader(..., drop_last=True) leaves out a smaller last one; "
             f"mg.replicated({path}) if it is no batch",
         )
 

@@ -1,6 +1,7 @@
 """What a compilation does, said once somebody has waited for two seconds: a line in a terminal, log records elsewhere.
 
-The log is `monograph.progress`, at the level INFO; where there is no terminal, a long compilation is a warning, once. With MONOGRAPH_PROGRESS=0 in the environment nothing is said.
+The log is `monograph.progress`, at the level INFO; where there is no terminal, a long compilation is a warning, once. With
+MONOGRAPH_PROGRESS=0 in the environment nothing is said.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from monograph.capture.step.observer import Observer
 from monograph.ir.meta import origin
 
 LOGGER = logging.getLogger("monograph.progress")
-_COMPILERS = ("backend exact", "backend inductor")
 _PATIENCE = 2.0  # seconds without a word
 _LINES, _RECORDS = 0.3, 10.0  # seconds between two texts in a terminal, and in a log
 _LONG = 10.0  # seconds of a compilation of which the log speaks aloud
@@ -67,6 +67,11 @@ def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb" and "ipykernel" not in sys.modules
 
 
+def _compiles(stage: str) -> bool:
+    """True for a stage that runs a compiler."""
+    return stage.startswith("backend ") and stage != "backend aten"
+
+
 class Waiting(Observer):
     """Says what is being done, and how far it is."""
 
@@ -84,7 +89,7 @@ class Waiting(Observer):
         self._look()
         over = threading.Event()
         ticker = None
-        if name.startswith("backend ") and name != "backend aten":
+        if _compiles(name):
             ticker = threading.Thread(target=self._tick, args=(over,), daemon=True, name="monograph progress")
             ticker.start()
         try:
@@ -121,7 +126,7 @@ class Waiting(Observer):
         text = f"{self._name}: {self._doing}{detail}, {now - self._start:.0f} s"
         self._line.show(text)
         LOGGER.log(logging.DEBUG if self._line.is_there else logging.INFO, text)
-        if self._doing in _COMPILERS and now >= self._aloud and not self._line.is_there:
+        if _compiles(self._doing) and now >= self._aloud and not self._line.is_there:
             self._aloud = math.inf
             LOGGER.warning(
                 "%s: the step has waited %.0f s for its compilation; background=True in config.backend() trains meanwhile, and a later run "

@@ -16,13 +16,11 @@ class CallForms:
     """What the calls of one graph have taught about their sizes."""
 
     _known: list[Varying] = field(default_factory=list)  # newest first
-    _static: dict[Key, str] = field(
-        default_factory=dict
-    )  # keys by names for which no step could be captured, and why
+    # keys by names for which no step could be captured, and why
+    _static: dict[Key, str] = field(default_factory=dict)
     staying: Staying = field(default_factory=Staying)
-    _fixed: dict[tuple[object, ...], dict[Place, str]] = field(
-        default_factory=dict
-    )  # why, by the form of a call
+    # why, by the form of a call
+    _fixed: dict[tuple[object, ...], dict[Place, str]] = field(default_factory=dict)
 
     def of(self, call: Call) -> Iterator[Call]:
         """The call by the names of sizes that vary, sizes of one too, once for each way in which builds know them."""
