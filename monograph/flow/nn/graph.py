@@ -21,7 +21,6 @@ from monograph.flow.tensors.shared import on_all_ranks
 from monograph.flow.tensors.shared import placement as Placement
 from monograph.flow.tensors.world import size
 from monograph.internals.internals import internals_of
-from monograph.internals.registry import one_scheduler
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.schedulers.stepping import follow_graph
 from monograph.shortcuts import traced
@@ -236,9 +235,9 @@ class Graph(mg.Graph, block=OneFlowBlock):
                 "add_optimizer(is_sparse=True): updates of single rows are not here",
                 hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same",
             )
-        scheduler = one_scheduler("add_optimizer()", lr_sch, lr_scheduler)
-        super().add_optimizer(optim, lr_sch=scheduler, manual=manual)
-        follow_graph(scheduler)  # a script may call its step() too, which OneFlow ignores
+        super().add_optimizer(optim, lr_sch=lr_sch, lr_scheduler=lr_scheduler, manual=manual)
+        # a step() of the script itself is ignored, as in OneFlow
+        follow_graph(lr_scheduler if lr_sch is None else lr_sch)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. What it returns has no gradient history, as OneFlow's, and is never overwritten."""
