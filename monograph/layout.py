@@ -23,9 +23,10 @@ class Layout:
 
     @classmethod
     def channels_last(cls, *shape: int) -> Layout:
-        """Images without gaps, the channels of a pixel side by side."""
-        _, channels, height, width = shape
-        return cls(shape, (height * width * channels, 1, width * channels, channels))
+        """Images or volumes without gaps, the channels of a pixel side by side."""
+        images, channels, *size = shape
+        first, *others, channel = contiguous_stride((images, *size, channels))
+        return cls(shape, (first, channel, *others))
 
     @property
     def is_in_reach(self) -> bool:
@@ -36,6 +37,16 @@ class Layout:
         """True for tensors of the same layout; steps along dimensions of one element mean nothing."""
         steps = zip(self.shape, self.stride, other.stride, strict=True)
         return self.shape == other.shape and all(size == 1 or step == want for size, step, want in steps)
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """True for channels-last images or volumes that are contiguous as well: of one pixel, or of one channel.
+
+        torch's kernels choose by the strides of such tensors; those that give one give it the one or the other.
+        """
+        if len(self.shape) not in (4, 5) or not self.is_like(Layout.contiguous(*self.shape)):
+            return False
+        return self.stride == Layout.channels_last(*self.shape).stride != contiguous_stride(self.shape)
 
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:

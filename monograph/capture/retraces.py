@@ -16,6 +16,7 @@ from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.declared_state import declare_state
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.observer import SILENT
+from monograph.capture.step.replaced_functions import OpChoices
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.recurrent_layers import joins_gradients
@@ -46,7 +47,7 @@ class Retraces:
         self._request, self._modules = request, modules
         self._snapshot, self._with_values = snapshot, with_values
         self._declared: dict[str, list[Declared]] = {}  # first state, by optimizer
-        self._keeps_layers = True  # recurrent ones as one op each
+        self._choices = OpChoices()
 
     def record(self) -> Recording:
         """The last trace. What it has changed is still there."""
@@ -55,7 +56,7 @@ class Retraces:
             registered.name: declare_state(registered, parts) for registered in self._request.owned.optimizers
         }
         with self._snapshot.seeding_noted():
-            last = self._with_single_steps(self._with_ints())
+            last = self._with_sums_in_place(self._with_single_steps(self._with_ints()))
             last = self._without_vain_state(last)
             last = self._with_group_counters(last)
             return self._with_numbers(last)
@@ -101,7 +102,7 @@ class Retraces:
             still,
             known_counters=counters,
             numbers=numbers or Counters(),
-            keeps_layers=self._keeps_layers,
+            choices=self._choices,
         )
 
     def _recorded(self, step: TracedStep) -> Recording:
@@ -127,7 +128,15 @@ class Retraces:
         """Recurrent layers step by step, as torch has them, where gradients would be added in another order."""
         if not (last.step.functions.keeps_layers and joins_gradients(last.graph.graph)):
             return last
-        self._keeps_layers = False
+        self._choices = replace(self._choices, keeps_layers=False)
+        return self._recorded(self._again(last.step, last.step.still))
+
+    def _with_sums_in_place(self, last: Recording) -> Recording:
+        """Gradients added in place as eager mode does it, where that decides how they are laid out."""
+        sums = last.step.functions.sums.in_place(last.graph.graph, last.step.makers)
+        if not sums:
+            return last
+        self._choices = replace(self._choices, sums_in_place=sums)
         return self._recorded(self._again(last.step, last.step.still))
 
     def _without_vain_state(self, last: Recording) -> Recording:

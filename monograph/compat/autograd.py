@@ -6,12 +6,13 @@ Private names of `torch.autograd` and `torch._C`; each function says what happen
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import islice
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -45,6 +46,25 @@ def autograd_inside() -> Iterator[None]:
         excluded = excluded - c.DispatchKeySet(key)
     with c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded):
         yield
+
+
+_ENGINE: CodeType = torch.autograd.graph._engine_run_backward.__code__
+
+
+def adding_node() -> int | None:
+    """The forward number of the node of backward one of whose gradients autograd may be adding to another gradient now.
+
+    It may also be the node that adds, by the C++ code of its formula; -1 where the node gives several gradients of one value,
+    which autograd has to add. None where Python code adds. To be called two calls below the `__torch_dispatch__` that is given the op.
+
+    What: the node that runs, and the frame in which autograd begins. Why: in place it adds under no trace. Degraded path: none.
+    """
+    node = None if torch.is_grad_enabled() else torch._C._current_autograd_node()
+    caller = None if node is None else sys._getframe(3).f_back
+    if node is None or caller is None or caller.f_code is not _ENGINE:
+        return None
+    following = [item for item in node.next_functions if item[0] is not None]
+    return int(node._sequence_nr()) if len(set(following)) == len(following) else -1
 
 
 def accumulating_variable() -> torch.Tensor | None:

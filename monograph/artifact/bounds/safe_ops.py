@@ -91,7 +91,7 @@ _UNSURE = """
     huber_loss multi_margin_loss soft_margin_loss nansum native_dropout repeat_interleave _softmax_backward_data
     _log_softmax_backward_data _foreach_pow ldexp floor_divide _fft_c2r
 """
-_OURS = "masked_sum indexed_sum taken"
+_OURS = "masked_sum indexed_sum taken laid_out"
 
 SAFE_OPS: Final = frozenset(
     {

@@ -71,6 +71,7 @@ class OriginRecorder:
         self._made: dict[tuple[str, int, str, str], Origin] = {}  # many ops have the same
         self._numbers: list[int] = []
         self._saw_backward = False
+        self.makers: dict[fx.Node, int] = {}  # by op of backward the number of the node that made it
 
     def attach(self, tracer: Any) -> None:
         """Stamp every node that `tracer` makes from now on."""
@@ -81,6 +82,8 @@ class OriginRecorder:
             node: fx.Node = create(*args, **kwargs)
             if node.op in ("call_function", "call_method"):
                 set_origin(node, self.now())
+                if (number := backward_sequence_number()) is not None:
+                    self.makers[node] = number
                 self._observer.op(node)
             if looks_at_grad_mode(node.target):
                 set_grad_mode(node, torch.is_grad_enabled())

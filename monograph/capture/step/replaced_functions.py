@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.tensors import functions, recurrent_layers
 from monograph.capture.tensors.fakes import Input, Inputs
+from monograph.capture.tensors.functional.gradient_sums import ADD, GradientSums
 from monograph.capture.tensors.number_arguments import with_plain_ints
 from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.capture.tensors.sized import answer, asks_for_values
@@ -55,11 +57,19 @@ class _About(NamedTuple):
         return cls(func, takes_numbers(func), makes_sparse(func), asks_for_values(func))
 
 
+@dataclass(frozen=True)
+class OpChoices:
+    """Which ops a trace records where there are several for one thing."""
+
+    keeps_layers: bool = True  # recurrent layers that torch unrolls are one op each
+    sums_in_place: frozenset[int] = frozenset()  # the sums of gradients that change the first one
+
+
 class ReplacedFunctions:
     """Looks at every torch function that runs under `mode`, and at every op.
 
-    `call` has the arguments that build() gets, `whole` those of the user's call. With `keeps_layers`, recurrent layers that
-    torch unrolls are one op each.
+    `call` has the arguments that build() gets, `whole` those of the user's call. `choices` are
+    those of an earlier trace.
     """
 
     def __init__(
@@ -74,13 +84,14 @@ class ReplacedFunctions:
         *,
         call: Call,
         whole: Call,
-        keeps_layers: bool,
+        choices: OpChoices,
         is_compiled: bool,
     ) -> None:
         self._inputs, self._readings, self._reach = inputs, readings, reach
         self._rules, self._settings, self._watch, self._micro = rules, settings, watch, micro
         self._call, self._whole = call, whole
-        self.keeps_layers, self._is_compiled = keeps_layers, is_compiled
+        self.keeps_layers, self._is_compiled = choices.keeps_layers, is_compiled
+        self.sums = GradientSums(choices.sums_in_place)
         self.asked_for_offsets = False  # where a tensor begins in its storage
         self.mode = FunctionMode(self._see, as_numbers)
         self._ops: dict[int, _About] = {}  # by id
@@ -88,6 +99,11 @@ class ReplacedFunctions:
     def answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What takes the place of an op that PyTorch has no fake kernel for; UNKNOWN for all others."""
         self._settings.look_at_op()
+        if (
+            func is ADD
+            and (made := self.sums.answer(self._readings.tracer, run, args, kwargs)) is not UNKNOWN
+        ):
+            return made
         if (about := self._ops.get(id(func))) is None:
             about = self._ops[id(func)] = _About.op(func)
         if about.numbers:

@@ -37,7 +37,7 @@ from monograph.capture.step.hooks import carry_hooks, within
 from monograph.capture.step.inputs import StepInputs
 from monograph.capture.step.optimizers import TracedOptimizers
 from monograph.capture.step.origins import OriginRecorder
-from monograph.capture.step.replaced_functions import ReplacedFunctions
+from monograph.capture.step.replaced_functions import OpChoices, ReplacedFunctions
 from monograph.capture.step.request import Request
 from monograph.capture.step.results import StepResults, check_dense
 from monograph.capture.step.roots import note_wrappers, roots_of, watched_classes
@@ -92,7 +92,7 @@ class TracedStep:
         still: frozenset[str] = frozenset(),
         known_counters: frozenset[str] = frozenset(),
         numbers: Counters | None = None,
-        keeps_layers: bool = True,
+        choices: OpChoices | None = None,
     ) -> None:
         self.request, self.modules, self.snapshot = request, modules, snapshot
         self.still, self.known_counters, self._with_values = still, known_counters, with_values
@@ -115,6 +115,7 @@ class TracedStep:
         variables = {id(item.shown): item.path for item in inputs.items if item.role is Role.PARAM}
         checkpointed = request.settings.checkpointed
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
+        self.makers = self._recorder.makers
         self.replicas = replicas_of(owned, modules, request.settings)
         self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
         wholes = begun.wholes
@@ -136,7 +137,7 @@ class TracedStep:
             *(inputs, self.readings, self.reach, self._rules, self._settings, self._watch, begun.micro),
             call=begun.call,
             whole=request.call,
-            keeps_layers=keeps_layers,
+            choices=choices or OpChoices(),
             is_compiled=request.settings.is_compiled,
         )
         self.reads, self.effects = Reads(), Effects()  # of Python objects

@@ -15,7 +15,7 @@ from monograph.compat.fakes import has_symbols
 from monograph.compat.ops import writes_to_inputs
 from monograph.compat.tensors import may_overlap
 from monograph.ir.memory import base_of, is_view
-from monograph.layout import fills_a_block
+from monograph.layout import Layout, fills_a_block
 
 
 @dataclass(eq=False)
@@ -61,6 +61,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return False
     return not has_symbols(tensor)
+
+
+def is_ambiguous(value: object) -> bool:
+    """True for a tensor that is contiguous and channels-last, whose strides decide which of torch's kernels runs."""
+    return isinstance(value, torch.Tensor) and Layout(tuple(value.shape), value.stride()).is_ambiguous
 
 
 class Memories:

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.tensors.functional.memory import Memory
+from monograph.capture.tensors.functional.memory import Memory, is_ambiguous
 from monograph.capture.tensors.functional.pure_forms import INVERSES
 from monograph.capture.tensors.functional.replay import Replay
 from monograph.capture.tensors.functional.writes import Rewriting, Write
-from monograph.compat.fakes import example_of
+from monograph.compat.fakes import example_of, example_view
 from monograph.compat.ops import schema_of
 from monograph.compat.traces.functional import with_bits, without_functional
 from monograph.compat.traces.nodes import new_node
-from monograph.ir.meta import add_label, come_from, labels
+from monograph.ir.meta import add_label, come_from, is_late, labels
+from monograph.ir.ops.laid_out import LAID_OUT
 
 
 class Rewrite:
@@ -183,11 +184,21 @@ class Rewrite:
         for (view, base, now), example in zip(steps, wholes, strict=True):
             call = INVERSES[view.target](view, base, now, new)
             new = new if call is None else self._new(*call, example)
-        self._now[memory.root] = new
+        self._now[memory.root] = self._as_before(memory.root, new)
         self._writes[memory] += 1
         self._seen[memory.root] = self._writes[memory]
         if chain:
             self._take_anew(chain[-1])
+
+    def _as_before(self, root: fx.Node, new: fx.Node) -> fx.Node:
+        """The new value of a whole memory, with the strides that it had before where they decide which kernel runs.
+
+        What an update writes goes back to the memory of the state, and until then into arithmetic.
+        """
+        before = root.meta.get("val")
+        if not is_ambiguous(before) or (self._place is not None and is_late(self._place)):
+            return new
+        return self._new(LAID_OUT, (new, self._now[root]), {}, example_view(before))
 
     def _take_anew(self, value: fx.Node) -> None:
         memory = self._memories.of[value]

@@ -46,7 +46,7 @@ _COPIES = """
     scalar_tensor arange masked_fill where
 """
 _OVERLOADS = "bernoulli.p bernoulli.default bernoulli_.float"  # others take tensors of chances
-_OURS = "linear recurrent_layer recurrent_layer_backward unrolled_layer unrolled_layer_backward"
+_OURS = "linear recurrent_layer recurrent_layer_backward unrolled_layer unrolled_layer_backward laid_out"
 
 TAKE_ANY_VALUES: Final = frozenset(
     {
