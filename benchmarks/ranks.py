@@ -6,7 +6,8 @@ Each process has one thread, over gloo. All sides of a workload run in the same 
 is the median over rounds of the slower process. `tracked` is the most bytes of tensors that a step holds above those between
 steps, `planned` what Monograph says before it runs.
 
-With `--hidden` collectives take 20 ms each, in a thread that sleeps: what share of that does a step not take longer?
+With `--hidden` collectives take 20 ms each, in a thread that sleeps: what share of that does a step not take longer? Beside it stands what
+`graph.plan().predict()` says, given the time that the step takes without any.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SIDES = {
 }
 SLEEP = 0.02  # seconds
 WARM_STEPS = 3
-Figures = dict[str, tuple[float, int, int | None]]  # by side: seconds, tracked and planned bytes
+Figures = dict[str, tuple[float, int, float | None]]  # by side: seconds, tracked and planned bytes
 
 
 class Step(mg.Graph):
@@ -132,7 +133,7 @@ def measured(workload: Workload, asked: argparse.Namespace) -> Figures:
 
 
 def hidden(workload: Workload, asked: argparse.Namespace) -> Figures:
-    """The share of the time of collectives that a step does not take longer, in place of seconds."""
+    """In place of seconds the share of the time of collectives that a step does not take longer, and last its seconds without them."""
     found: Figures = {}
     for side, (layout, backend) in SIDES.items():
         if backend == "eager" or layout == "fully_shard" or layout not in asked.layouts:
@@ -148,9 +149,19 @@ def hidden(workload: Workload, asked: argparse.Namespace) -> Figures:
                 if number >= WARM_STEPS:
                     those.append(time.perf_counter() - begin)
         count = sum(group.count for group in SleepingGroup.made)
-        longer = statistics.median(times[SLEEP]) - statistics.median(times[0.0])
-        found[side] = (1 - longer / (count * SLEEP), count, None)
+        alone = statistics.median(times[0.0])
+        found[side] = (1 - (statistics.median(times[SLEEP]) - alone) / (count * SLEEP), count, alone)
     return found
+
+
+def predicted(workload: Workload, layout: str, seconds: float) -> float:
+    """The share that a plan says is hidden, of a step that takes so long without collectives."""
+    model, batch = workload.make_model(), workload.make_batch(torch.Generator())
+    graph = mg.train_graph(model, workload.loss, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    plan = graph.plan(*batch, world_size=2, zero=int(layout[-1]) if layout.startswith("zero") else None)
+    free = {"memory_bytes_per_second": float("inf"), "link_bytes_per_second": float("inf")}
+    flops = plan.predict(flops_per_second=1.0, latency_seconds=0.0, **free).work_seconds
+    return 1 - plan.predict(flops_per_second=flops / seconds, latency_seconds=SLEEP, **free).exposed
 
 
 def _rank(rank: int, folder: str, name: str, asked: argparse.Namespace) -> None:
@@ -162,10 +173,11 @@ def _rank(rank: int, folder: str, name: str, asked: argparse.Namespace) -> None:
     torch.save(measure(all_workloads(smoke=asked.smoke)[name], asked), f"{folder}/{rank}")
 
 
-def _rows(figures: Figures, *, is_share: bool) -> Any:
+def _rows(figures: Figures, workload: Workload, *, is_share: bool) -> Any:
     for side, (value, nbytes, planned) in figures.items():
         if is_share:
-            yield side, str(nbytes), f"{value:.0%}"
+            share = predicted(workload, SIDES[side][0], planned or 0.0)
+            yield side, str(nbytes), f"{value:.0%}", f"{share:.0%}"
         else:
             yield (
                 side,
@@ -200,11 +212,18 @@ def main() -> None:
             for side, one, other in ((side, ranks[0][side], ranks[1][side]) for side in ranks[0])
         }
         columns = (
-            ("side", "collectives", "hidden")
+            ("side", "collectives", "hidden", "by the plan")
             if asked.hidden
             else ("side", "ms", "tracked MiB", "planned MiB")
         )
-        print(Table(name, columns, tuple(_rows(slower, is_share=asked.hidden))).markdown(), end="\n\n")
+        print(
+            Table(
+                name,
+                columns,
+                tuple(_rows(slower, all_workloads(smoke=asked.smoke)[name], is_share=asked.hidden)),
+            ).markdown(),
+            end="\n\n",
+        )
         sys.stdout.flush()
 
 

@@ -10,7 +10,16 @@ from typing import Final
 import torch
 from torch import fx
 
-from monograph.distributed.programs.begun import GATHER, TOGETHER, Begun, Ready, begun_by, wait_late
+from monograph.distributed.programs.begun import (
+    GATHER,
+    SCATTER,
+    SUM,
+    TOGETHER,
+    Begun,
+    Ready,
+    begun_by,
+    wait_late,
+)
 from monograph.distributed.programs.gather_again import gather_again
 from monograph.distributed.programs.merge import merge
 from monograph.ir.meta import UPDATE_PHASE, computes, form, labels, origin
@@ -80,22 +89,65 @@ def _read_parts_themselves(graph: fx.Graph) -> None:
 
 def _merge_reductions(graph: fx.Graph) -> None:
     work = {node: flops(node) for node in graph.nodes}  # none of what comes here, which packs and unpacks
-    for kind in _kinds_in_order(graph):
+    needs = _needs(graph)
+    beside = _sums_beside_parts(graph, needs)
+    room = _more_sent(graph)
+    for kind in _in_order(needs):
         ready = Ready(graph)
-        begun = [item for item in _begun_in(graph, gathers=False) if item.kind == kind]
+        begun = [item for item in _begun_in(graph, gathers=False) if beside.get(item.kind, item.kind) == kind]
         begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
         for bucket in list(_buckets(begun, ready, work)):
-            present = [found for item in bucket if (found := begun_by(item.begin)) is not None]
-            _begin_early(present, Ready(graph))
-            if len(present) > 1:
-                merge(graph, present)
+            parts = [item for item in bucket if item.op is SCATTER]
+            sums = [item for item in bucket if item.op is not SCATTER]
+            more = sum(map(_nbytes, sums)) * (parts[0].count - 2) if parts else 0
+            if parts and more <= room:
+                parts, sums, room = [*parts, *sums], [], room - more
+            for together in filter(None, (parts, sums)):
+                present = [found for item in together if (found := begun_by(item.begin)) is not None]
+                _begin_early(present, Ready(graph))
+                if len(present) > 1:
+                    merge(graph, present)
 
 
-def _kinds_in_order(graph: fx.Graph) -> list[object]:
-    """Those first whose results others send on: sums of parts come after the parts. None that needs itself."""
+def _needs(graph: fx.Graph) -> dict[object, set[object]]:
+    """By kind of collective the kinds whose results it sends on."""
     ready, needs = Ready(graph), dict[object, set[object]]()
     for item in _begun_in(graph, gathers=False):
         needs.setdefault(item.kind, set()).update(before.kind for before in ready.sends_on(item))
+    return needs
+
+
+def _sums_beside_parts(graph: fx.Graph, needs: Mapping[object, set[object]]) -> dict[object, object]:
+    """By kind of sum the kind of scattered sum that it may go with: one of the same processes.
+
+    A sum of small parameters at the end of backward would be waited for alone. Each process can give the same to all parts instead.
+    """
+    begun = _begun_in(graph, gathers=False)
+    sent_on = set[object]().union(*needs.values())
+    sums = {
+        item.kind: item for item in begun if item.op is SUM and not (needs[item.kind] or item.kind in sent_on)
+    }
+    return {
+        kind: other.kind
+        for kind, item in sums.items()
+        for other in begun
+        if other.op is SCATTER and other.kind == _as_scattered(item, other.count)
+    }
+
+
+def _as_scattered(item: Begun, count: int) -> object:
+    """The kind that a sum has as one that is scattered in so many parts."""
+    _, (how, group), *others = item.kind
+    return SCATTER, (how, count, group), *others
+
+
+def _more_sent(graph: fx.Graph) -> int:
+    """The bytes that a step may send more than it has to, for fewer collectives."""
+    return sum(map(_nbytes, _begun_in(graph, gathers=False))) // 200
+
+
+def _in_order(needs: Mapping[object, set[object]]) -> list[object]:
+    """Those first whose results others send on: sums of parts come after the parts. None that needs itself."""
     sums_again = {kind for kind, needed in needs.items() if kind in needed}
     others = {kind: needed - sums_again for kind, needed in needs.items() if kind not in sums_again}
     try:

@@ -11,9 +11,11 @@ from random import Random
 
 import pytest
 
-from monograph.distributed.planning.check import check_ranks
+from monograph.distributed.planning.check import RankProgram, check_ranks
 from monograph.errors import DistributedError
-from tests.distributed.rank_programs import FAULTS, SETS, faulty
+from monograph.ir.port import Role
+from monograph.ir.program import Program
+from tests.distributed.rank_programs import FAULTS, SETS, WORLD, Ranks, Writer, aten, c10d, faulty
 
 MANY = int(os.environ.get("MONOGRAPH_EXAMPLES", "300"))
 
@@ -49,3 +51,38 @@ def test_many_faults_are_found():
     tried, left = missed(MANY)
     assert left == []
     assert tried.keys() == FAULTS.keys()
+
+
+def summed_beside_parts(*, is_same: bool) -> Ranks:
+    """A sum that each rank gives whole for all parts of another one; or a part of it for each, which none then holds whole."""
+
+    def program() -> Program:
+        writer = Writer()
+        x, bias = writer.input("x", Role.USER, 8, 4), writer.input("b", Role.PARAM, 4)
+        gradient = writer.op(aten.sum.dim_IntList, x, [0], shape=(4,))
+        if is_same:
+            row = writer.op(aten.view.default, gradient, [1, 4], shape=(1, 4))
+            row = writer.op(aten.expand.default, row, [2, 4], shape=(2, 4))
+        else:
+            row = writer.op(
+                aten.view.default,
+                writer.op(aten.cat.default, [gradient] * 2, shape=(8,)),
+                [2, 4],
+                shape=(2, 4),
+            )
+        rows = writer.op(
+            aten.cat.default, [writer.op(aten.view.default, x, [2, 16], shape=(2, 16)), row], 1, shape=(2, 20)
+        )
+        flat = writer.op(aten.view.default, rows, [40], shape=(40,))
+        made = writer.awaited(c10d.reduce_scatter_tensor.default, flat, "sum", 2, WORLD, shape=(20,))
+        summed = writer.op(aten.slice.Tensor, made, 0, 16, 20, shape=(4,))
+        writer.outputs.append((writer.op(aten.sub.Tensor, bias, summed), Role.STATE, "b"))
+        return writer.finish()
+
+    return {rank: RankProgram(program(), {WORLD: (0, 1)}) for rank in range(2)}
+
+
+def test_sums_may_go_with_scattered_sums():
+    check_ranks(summed_beside_parts(is_same=True))
+    with pytest.raises(DistributedError, match="the new b is one part of several"):
+        check_ranks(summed_beside_parts(is_same=False))

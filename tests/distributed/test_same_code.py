@@ -118,7 +118,9 @@ def _trained(kind: str, folder: Path) -> tuple[list[Any], int, str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["copies", "zero", "pipeline"])
+@pytest.mark.parametrize(
+    "kind", ["copies", *(pytest.param(kind, marks=pytest.mark.ranks) for kind in ("zero", "pipeline"))]
+)
 def test_compiled_code_takes_over_at_one_step(kind: str, tmp_path: Path) -> None:
     (parameters, step, backend), (others, at, other_backend) = on_ranks(_trained, kind, tmp_path, seconds=100)
     assert step == at > 6

@@ -26,7 +26,10 @@ aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 class Steps:
     """Writes a backward whose gradients have these shapes, each averaged right after all are there."""
 
-    def __init__(self, *shapes: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> None:
+    def __init__(
+        self, *shapes: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = (torch.float32,), processes: int = 2
+    ) -> None:
+        self.processes = processes
         self.graph, self.ports = fx.Graph(), list[Port]()
         gradients = []
         for index, shape in enumerate(shapes):
@@ -45,6 +48,31 @@ class Steps:
     def mean(self, gradient: fx.Node, group: str = "monograph/dp") -> fx.Node:
         share = self.op(aten.mul.Tensor, gradient, 0.5, like=gradient)
         begun = self.op(c10d.all_reduce.default, share, "sum", group, like=gradient)
+        return self.op(c10d.wait_tensor.default, begun, like=gradient)
+
+    def update(self, *given: fx.Node) -> fx.Node:
+        node = self.op(aten.mul.Tensor, *given, like=given[0])
+        set_origin(node, Origin("model.py", 4, "fc", "update"))
+        return node
+
+    def updated_in_parts(self, gradient: fx.Node) -> fx.Node:
+        """ZeRO 2: each process updates a part."""
+        part = tensor_meta(torch.empty(gradient.meta["value"].shape[0] // self.processes))
+        share = self.op(aten.mul.Tensor, gradient, 0.5, like=gradient)
+        begun = self.op(
+            c10d.reduce_scatter_tensor.default, share, "sum", self.processes, "monograph/dp", like=gradient
+        )
+        done = self.op(c10d.wait_tensor.default, begun, like=gradient)
+        for node in (begun, done):
+            set_value(node, part)
+        begun = self.op(
+            c10d.all_gather_into_tensor.default,
+            self.update(done, done),
+            self.processes,
+            "monograph/dp",
+            like=gradient,
+        )
+        set_origin(begun, Origin(phase="update"))
         return self.op(c10d.wait_tensor.default, begun, like=gradient)
 
     def finish(self) -> Program:
@@ -141,3 +169,31 @@ def test_a_value_that_two_gathers_send_is_there_before_both() -> None:
     steps.results = [gathered(value) for value in (both, last, both)]
     made = merged(steps.finish())
     assert sum(begins_collective(node) for node in made.graph.nodes) == 4  # the sum, and three gathers
+
+
+def in_parts_and_whole(steps: Steps) -> list[str]:
+    *_, x = (node for node in steps.graph.nodes if node.target is aten.sin.default)
+    steps.results = [steps.updated_in_parts(x), *(steps.update(item, item) for item in steps.results)]
+    made = merged(steps.finish())
+    return sorted(str(node.target).split(".")[1] for node in made.graph.nodes if begins_collective(node))
+
+
+def test_sums_of_small_parameters_go_with_the_parts_of_others() -> None:
+    """A sum alone would be waited for at the end of backward, after the scattered one and before what is gathered."""
+    assert in_parts_and_whole(Steps((3,), (8,))) == ["all_gather_into_tensor", "reduce_scatter_tensor"]
+
+
+def test_sums_that_many_processes_would_send_more_of_stay_sums() -> None:
+    found = in_parts_and_whole(Steps((3,), (8,), processes=4))
+    assert found == ["all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"]
+
+
+def test_a_sum_that_is_sent_on_stays_one() -> None:
+    steps = Steps((3,), (8,))
+    steps.results = [steps.mean(item) for item in steps.results]
+    assert in_parts_and_whole(steps).count("all_reduce") > 0
+
+
+def test_a_sum_of_another_type_stays_one() -> None:
+    steps = Steps((3,), (8,), dtypes=(torch.bfloat16, torch.float32))
+    assert in_parts_and_whole(steps) == ["all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"]

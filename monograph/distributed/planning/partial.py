@@ -22,7 +22,10 @@ from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 
 _NONE: Final = frozenset[str]()
-_COPY: Final = torch.ops.aten.copy.default
+_aten = torch.ops.aten
+_COPY: Final = _aten.copy.default
+_SLICE, _CAT, _EXPAND = _aten.slice.Tensor, _aten.cat.default, _aten.expand.default
+_SAME_ORDER: Final = (_aten.view.default, _aten.mul.Tensor)
 _KEPT_ALIKE: Final = (Role.PARAM, Role.OPTIM, Role.EMA, Role.SCALER)
 _SUMS: Final = ("all_reduce", "all_reduce_coalesced")
 _SCATTERS: Final = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
@@ -168,12 +171,50 @@ def _made(node: fx.Node, known: Mapping[fx.Node, Several], alone: frozenset[str]
         return source if isinstance(source, Known) else source[node.args[1]]
     if communicates(node.target) and not waits(node.target):
         return _communicated(node, _all_of(node.all_input_nodes, known), alone)
+    if node.target is _SLICE and (summed := _summed_beside_parts(node)) is not None:
+        begun, given = summed
+        return _communicated(begun, _one(known[given]), alone, _SUMS[0])
     if node.target is _COPY:  # nothing is left of what it is written over
         return known[node.args[1]]  # type: ignore[index]
     described = value(node)
     if not isinstance(described, tuple):
         return _reduced(node, described, known)
     return _listed(node, described, known)
+
+
+def _summed_beside_parts(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The collective that a slice is taken from, and what is added there, if that is a sum to which each rank gives the same row for all.
+
+    None for any other slice, also of a scattered sum.
+    """
+    begun = awaited_by(node.args[0]) if isinstance(node.args[0], fx.Node) else None
+    if begun is None or packet_name(begun.target).partition("::")[2] not in _SCATTERS:
+        return None
+    flat: Any = begun.args[0]
+    while isinstance(flat, fx.Node) and flat.target in _SAME_ORDER:
+        flat = flat.args[0]
+    if (
+        not isinstance(flat, fx.Node)
+        or flat.target is not _CAT
+        or flat.args[1:] != (1,)
+        or len(node.args) < 4
+    ):
+        return None
+    rows: Any = flat.args[0]
+    (_, first, last), at = node.args[1:4], 0
+    for row in rows:
+        (described,) = metas(value(row))
+        width = int(described.shape[1])
+        if at <= first and last <= at + width:  # type: ignore[operator]
+            return (begun, row.args[0]) if _repeats(row) else None
+        at += width
+    return None
+
+
+def _repeats(row: fx.Node) -> bool:
+    """True for several rows that are one and the same."""
+    (given,) = metas(value(row.all_input_nodes[0]))
+    return row.target is _EXPAND and int(given.shape[0]) == 1
 
 
 def _listed(node: fx.Node, described: tuple[Any, ...], known: Mapping[fx.Node, Several]) -> Several:
@@ -240,9 +281,9 @@ def _all_of(nodes: Iterable[fx.Node], known: Mapping[fx.Node, Several]) -> Known
     return reduce(Known.__or__, (_one(known[item]) for item in nodes if item in known), Known())
 
 
-def _communicated(node: fx.Node, given: Known, alone: frozenset[str]) -> Known:
-    """What is known after a collective."""
-    name = packet_name(node.target).partition("::")[2]
+def _communicated(node: fx.Node, given: Known, alone: frozenset[str], name: str = "") -> Known:
+    """What is known after a collective, or after one of that name in its place."""
+    name = name or packet_name(node.target).partition("::")[2]
     group = frozenset({str(named_arguments(node.target, node.args, node.kwargs)["group_name"])})
     joined = None if given.joined is None else given.joined | group
     if group <= alone:

@@ -18,7 +18,10 @@ _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 
 
 def merge(graph: fx.Graph, bucket: Sequence[Begun]) -> fx.Node:
-    """Write one collective for some of one kind, where the first of them begins; gives it."""
+    """Write one collective for some of one kind, where the first of them begins; gives it.
+
+    Sums may follow on scattered sums of the same processes: each process gives what it adds to all parts.
+    """
     first, writer = bucket[0], _Writer(graph, bucket[0])
     with graph.inserting_before(first.begin):
         flat = writer.packed(bucket)
@@ -36,7 +39,7 @@ def merge(graph: fx.Graph, bucket: Sequence[Begun]) -> fx.Node:
             done = writer.view(done, [count, numel])
         at = 0
         for item in bucket:
-            size = item.numel // share
+            size = item.numel if item.op is SUM else item.numel // share
             piece = writer.piece(done, at, at + size)
             whole = writer.view(piece, [*item.made.shape])
             set_value(whole, value(item.wait))
@@ -83,8 +86,20 @@ class _Writer:
             rows = [self.view(item.given, [item.numel]) for item in bucket]
             return self.op(_aten.cat.default, rows, shape=[numel])
         count = first.count
-        parts = [self.view(item.given, [count, item.numel // count]) for item in bucket]
-        return self.view(self.op(_aten.cat.default, parts, 1, shape=[count, numel // count]), [numel])
+        parts = [self.part(item, count) for item in bucket]
+        width = sum(self.shape(part)[1] for part in parts)
+        return self.view(self.op(_aten.cat.default, parts, 1, shape=[count, width]), [count * width])
+
+    def part(self, item: Begun, count: int) -> fx.Node:
+        """What is scattered, a part in each row; in each row all of a sum."""
+        if item.op is not SUM:
+            return self.view(item.given, [count, item.numel // count])
+        row = self.view(item.given, [1, item.numel])
+        made = self.op(_aten.expand.default, row, [count, item.numel], shape=[count, item.numel])
+        described = form(made)
+        assert described is not None
+        set_value(made, replace(described, stride=(0, 1)))
+        return made
 
     def piece(self, done: fx.Node, begin: int, end: int) -> fx.Node:
         """What one of a bucket gets: of what was gathered a copy, since its parts are apart."""
