@@ -328,7 +328,24 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+def _ranks_in_another_order(rank: int) -> None:
+    """The first part is that of the first rank which the placement names; so in eager mode, and so in a graph."""
+    whole = torch.arange(24.0).reshape(4, 6)
+    there, here = placement("cpu", ranks=[1, 0]), placement("cpu", ranks=[0, 1])
+    shared = to_global(whole, there, sbp.broadcast)
+
+    def moved(x: torch.Tensor) -> Any:
+        parts = to_global(x, sbp=sbp.split(0))
+        return parts, to_global(parts, sbp=sbp.broadcast), to_global(parts, here, sbp.split(1))
+
+    for parts, again, columns in (moved(shared), Step(moved)(shared)):
+        assert_same(whole[:2] if rank == 1 else whole[2:], to_local(parts))
+        assert_same(whole, to_local(again))
+        assert_same(whole[:, 3 * rank : 3 * rank + 3], to_local(columns))
+
+
 QUICK: dict[str, Case] = {
+    "ranks in another order": _ranks_in_another_order,
     "adamw": partial(_train, optimizer=_adamw),
     "adamw fused": partial(_train, optimizer=partial(_adamw, fused=True)),
     "sgd clipped": partial(_train, optimizer=_sgd, clip=True),

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import monograph as mg
+from monograph.distributed import placement, sbp, to_global
 from tests.distributed.training import Case, Wrong, assert_right, local
 from tests.support import assert_same
 
@@ -191,7 +192,21 @@ QUICK: dict[str, Case] = {
     for name, case in _cases(shape).items()
     if name in ("columns and rows adamw", "sequences sgd", "parallel and clipped", "copies")
 }
-FOUR = _cases((2, 2))
+
+
+def ranks_in_any_order(rank: int) -> None:
+    """Each way to lay a tensor out over a grid, from each other one; the ranks of the grid ascend or not."""
+    whole = torch.arange(144.0).reshape(12, 12)
+    kinds = (sbp.broadcast, sbp.split(0), sbp.split(1), sbp.partial_sum)
+    grids = [placement("cpu", ranks) for ranks in ([[0, 1], [2, 3]], [[3, 1], [2, 0]])]
+    for there, kind in product(grids, product(kinds, kinds[:2])):
+        shared = to_global(to_global(whole, grids[0], [sbp.broadcast] * 2), there, kind)
+        assert_same(whole, shared.full_tensor())
+        for here, other in product(grids, product(kinds[:2], kinds[:3])):
+            assert_same(whole, to_global(shared, here, other).full_tensor())
+
+
+FOUR = {**_cases((2, 2)), "ranks in any order": ranks_in_any_order}
 
 
 @pytest.mark.every_case

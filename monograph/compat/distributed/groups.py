@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any, Final
 from weakref import ref
 
+import torch
 import torch.distributed as dist
+
+from monograph.compat.patching import replaced
+from monograph.errors import DistributedError
 
 FAKE: Final = "fake"  # torch's name for groups whose other processes are not there
 _PREFIX: Final = "monograph/"
@@ -104,7 +109,37 @@ def _mesh_over(device: str, ranks: tuple[Any, ...], _world: Any) -> Any:
     if ranks == tuple(range(num_processes())):
         return grid_of_all(device, (len(ranks),))  # on the group that there is
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
-    return device_mesh.DeviceMesh(device, ranks)
+    if _is_in_order(torch.tensor(ranks)):
+        return device_mesh.DeviceMesh(device, ranks)
+    return _mesh_in_any_order(device_mesh, device, ranks)
+
+
+def _is_in_order(ranks: torch.Tensor) -> bool:
+    """True if ranks ascend along each dimension."""
+    return all(bool((ranks.diff(dim=dim) > 0).all()) for dim in range(ranks.dim()))
+
+
+def _mesh_in_any_order(device_mesh: Any, device: str, ranks: tuple[Any, ...]) -> Any:
+    """A mesh whose groups have the order of its ranks. Raises DistributedError.
+
+    What: `new_group(sort_ranks=False)`, where the mesh makes its groups. Why: else it sorts the ranks of each, and DTensor's collectives
+    take parts for those of other ranks. Degraded path: DistributedError.
+    """
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        raise DistributedError(
+            f"placement of ranks that do not ascend, {ranks}, which torch {torch.__version__} would sort",
+            hint="let ranks ascend along each dimension",
+        )
+    if num_processes() in torch.tensor(ranks).shape[1:]:
+        raise DistributedError(
+            f"placement of all ranks along one of several dimensions, {ranks}, in which they do not ascend",
+            hint="leave out the dimensions of one rank",
+        )
+    in_order = partial(dist.new_group, sort_ranks=False)
+    if len(ranks) == num_processes():  # a mesh would take the group that there is
+        return device_mesh.DeviceMesh.from_group(in_order([*ranks]), device)
+    with replaced(device_mesh, "new_group", in_order):
+        return device_mesh.DeviceMesh(device, ranks)
 
 
 def import_fake_collectives() -> None:
