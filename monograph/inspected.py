@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from monograph.call import build_of_call
 from monograph.inspect.diff import diff_text
-from monograph.inspect.printed.text import explain_text, stage_text
+from monograph.inspect.listing import module_text
+from monograph.inspect.printed.text import explain_text, stage_program
 from monograph.internals.internals import internals_of
 from monograph.ir.text import Text
 
@@ -21,9 +22,21 @@ if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.numerics.verify import VerifyReport
 
 
-def show(self: Any, stage: str = "final") -> Text:
-    """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
-    return stage_text(internals_of(self).newest(), stage)
+def show(self: Any, stage: str = "final", *, module: str | None = None) -> Text:
+    """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass.
+
+    With `module`, as "model.blocks.0", it is what belongs to that module and to those inside of it, in all phases, as a function
+    of what it reads from outside. Raises DefinitionError for an unknown stage, and for a module that has no ops.
+
+    >>> import monograph as mg
+    >>> layer = torch.nn.Linear(8, 4)
+    >>> step = mg.train_graph(layer, torch.nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> step.compile(mg.spec((16, 8)), mg.spec((16, 4)))
+    >>> "addmm" in step.show(module="model")
+    True
+    """
+    program = stage_program(internals_of(self).newest(), stage)
+    return program.text if module is None else module_text(program, module)
 
 
 def diff(self: Any, pass_name: str) -> Text:
