@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from monograph.compat.fakes import DATA_DEPENDENT
+from monograph.compat.fakes import DATA_DEPENDENT, UNSUPPORTED_OP
 from monograph.compat.symbolic_numbers import is_overflow
 from monograph.distributed.zero import is_of_zero
 from monograph.errors import (
     DataDependentError,
     DistributedError,
     MonographError,
+    UnsupportedTensorError,
     capture_error_of,
     first_line,
 )
@@ -80,6 +81,7 @@ _DETACHED = (
     "nothing that the loss is computed from is trained: look for detach(), .item() and argmax() on its way, and for "
     "parameters with requires_grad=False"
 )
+_NESTED = "_nested_"  # in the names of ops on nested tensors
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
@@ -113,6 +115,12 @@ def translated(error: Exception, owned: Owned) -> Exception:
             hint="keep it a tensor: torch.where or torch.cond for a branch, torch.clamp or torch.maximum for max(), a "
             "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
             "or computed with can be tensor.item()",
+        )
+    if type(error).__name__ == UNSUPPORTED_OP and _NESTED in str(error):
+        return UnsupportedTensorError(
+            "build() makes a nested tensor, whose sizes are data",
+            where=place,
+            hint="compute with a padded tensor and a mask, or with a list of tensors",
         )
     if any(text in str(error) for text in _OTHER_MESH):
         return DistributedError(

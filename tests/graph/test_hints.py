@@ -50,6 +50,16 @@ def test_indices_without_a_dtype(function):
     assert "mg.spec(shape, torch.int64)" in caught.value.hint
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_that_build_makes(layout):
+    padded = mg.trace(lambda x: torch.nested.nested_tensor([x, x], layout=layout).to_padded_tensor(0.0))
+    with pytest.raises(mg.UnsupportedTensorError, match="nested tensor") as caught:
+        padded(torch.ones(2, 3))
+    assert caught.value.where.file == __file__
+    assert "a padded tensor and a mask" in caught.value.hint
+
+
 def test_a_build_that_only_prepares_to_run():
     with pytest.raises(mg.DefinitionError, match=r"build\(\) of Yields has a yield") as caught:
 
