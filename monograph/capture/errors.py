@@ -53,9 +53,15 @@ _PACKED = (
     "no values yet",
     "give the module the padded sequences, and mask what it makes of the padding",
 )
+_NESTED = (
+    "build() makes a nested tensor, whose sizes are data",
+    "compute with a padded tensor and a mask, or with a list of tensors",
+)
 _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python reads values: what to say, what to do
     os.path.join("torch", "nn", "utils", "rnn.py"): _PACKED,
     os.path.join("torch", "nn", "modules", "rnn.py"): _PACKED,
+    os.path.join("torch", "nested", "__init__.py"): _NESTED,
+    os.path.join("torch", "nested", "_internal", "nested_tensor.py"): _NESTED,
     os.path.join("torch", "nn", "utils", "clip_grad.py"): (
         "error_if_nonfinite=True asks for the norm of the gradients while the step is being captured",
         "leave that option out: config.detect_nonfinite() raises for what is not finite, and keeps the state",
@@ -81,7 +87,6 @@ _DETACHED = (
     "nothing that the loss is computed from is trained: look for detach(), .item() and argmax() on its way, and for "
     "parameters with requires_grad=False"
 )
-_NESTED = "_nested_"  # in the names of ops on nested tensors
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
@@ -116,12 +121,8 @@ def translated(error: Exception, owned: Owned) -> Exception:
             "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
             "or computed with can be tensor.item()",
         )
-    if type(error).__name__ == UNSUPPORTED_OP and _NESTED in str(error):
-        return UnsupportedTensorError(
-            "build() makes a nested tensor, whose sizes are data",
-            where=place,
-            hint="compute with a padded tensor and a mask, or with a list of tensors",
-        )
+    if type(error).__name__ == UNSUPPORTED_OP and "_nested_" in str(error):
+        return UnsupportedTensorError(_NESTED[0], where=place, hint=_NESTED[1])
     if any(text in str(error) for text in _OTHER_MESH):
         return DistributedError(
             f"build() meets tensors of several meshes: {error}", where=place, hint=_ONE_MESH
