@@ -129,8 +129,9 @@ class Mistakes:
             if left is not None and moved and _versions(registered) == left.versions:
                 self._tell(
                     "scheduler",
-                    f"{graph} steps the {type(registered.scheduler).__name__} that it was given as lr_sch, and your code "
-                    "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
+                    f"{graph} steps the {type(registered.scheduler).__name__} that it was given as "
+                    f"{registered.scheduler_name}, and your code steps it too: the learning rate moves twice; leave out "
+                    f"scheduler.step(), or do not pass {registered.scheduler_name}",
                 )
         self.watched[number] = []
         if "mode" not in self._reported:

@@ -35,6 +35,7 @@ class RegisteredOptimizer:
     scheduler: LRScheduler | None = None
     manual: bool = False
     wrapper: Any = None  # what is stepped in the place of the optimizer, which has all state
+    scheduler_name: str = "lr_sch"  # of the argument by which the scheduler was given
 
     @property
     def stepped(self) -> Any:

@@ -220,7 +220,7 @@ class Graph(mg.Graph, block=OneFlowBlock):
                 op_repr_with_py_stack=debug_op_repr_with_py_stack,
             )
 
-    def add_optimizer(
+    def add_optimizer(  # type: ignore[override]  # it returns nothing, as OneFlow's
         self,
         optim: Optimizer,
         *,
