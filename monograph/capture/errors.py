@@ -38,7 +38,14 @@ _NUMBERS_OF_CLASSES = (
     "what numbers classes or rows is of an integer type: mg.spec(shape, torch.int64), since without a dtype it is "
     "float32; a tensor gets it by .long()"
 )
+_DENSE_DECAY = (
+    "weight_decay takes dense gradients: leave it out for what has sparse ones, in a param group of its own, or give the "
+    "embedding sparse=False"
+)
 _HINTS = {  # for what torch says
+    "weight_decay option is not compatible with sparse gradients": _DENSE_DECAY,
+    "add(sparse, dense) is not supported": _DENSE_DECAY,
+    "`fused` does not support sparse grad": "leave fused=True out, or give the embedding sparse=False",
     "Expected dtype int32/int64 for index": _NUMBERS_OF_CLASSES,
     "scalar types: Long, Int": _NUMBERS_OF_CLASSES,
     "expected scalar type Long but found": _NUMBERS_OF_CLASSES,

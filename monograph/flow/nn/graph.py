@@ -233,7 +233,8 @@ class Graph(mg.Graph, block=OneFlowBlock):
         if is_sparse:
             raise DefinitionError(
                 "add_optimizer(is_sparse=True): updates of single rows are not here",
-                hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same",
+                hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same; "
+                "torch.nn.Embedding(..., sparse=True) with SGD or Adagrad has sparse ones",
             )
         super().add_optimizer(optim, lr_sch=lr_sch, lr_scheduler=lr_scheduler, manual=manual)
         # a step() of the script itself is ignored, as in OneFlow
