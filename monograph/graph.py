@@ -158,6 +158,8 @@ class Graph:
         """True if an optimizer was added."""
         return bool(self._monograph.registry.optimizers)
 
+    steps = inspected.StepCount()
+
     @property
     def is_compiled(self) -> bool:
         """True if there is at least one build."""
