@@ -37,7 +37,7 @@ def train(folder, data, until):
     first = 0
     if (newest := checkpoints.latest()) is not None:
         step.load_state_dict(mg.load(newest))
-        first = int(step.state_dict()["graph.steps"])
+        first = step.steps
         print(f"going on after step {first}")
     for number in range(first, until):
         losses = step(*data[number % len(data)])  # one for each part

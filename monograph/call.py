@@ -200,6 +200,8 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
     registry = graph.registry
     if registry.optimizers and _is_unlike_before(graph, build):
         steps = build.captured.steps
+        if not graph.store.steps:
+            graph.mistakes.before_first_step(graph.name)
         graph.mistakes.before_step(graph.name, registry.optimizers, registry.modules, build.number, steps)
     fault = ""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.resume.proof import ResumeReport
     from monograph.state_dict.loading import LeftOut, Stateful
 
+_Optimizer = TypeVar("_Optimizer", bound=Optimizer)
 _OF_MODULES = frozenset(name for name in dir(nn.Module) if not name.startswith("_"))
 
 
@@ -97,21 +98,28 @@ class Graph:
 
     def add_optimizer(
         self,
-        optim: Optimizer,
+        optim: _Optimizer,
         *,
         lr_sch: LRScheduler | None = None,
         lr_scheduler: LRScheduler | None = None,
         manual: bool = False,
-    ) -> None:
-        """Let the graph own an optimizer; its update is part of the step.
+    ) -> _Optimizer:
+        """Let the graph own an optimizer; its update is part of the step. Returns the optimizer that it is given.
 
         `lr_sch`, which may be written `lr_scheduler`, is stepped in Python once per optimizer step. With `manual=True`
         build() itself calls `optim.step()`. Raises DefinitionError for a scheduler under both names.
+
+        >>> import monograph as mg
+        >>> layer = nn.Linear(3, 2)
+        >>> optimizer = mg.trace(layer).add_optimizer(torch.optim.SGD(layer.parameters(), lr=0.1))
+        >>> optimizer.param_groups[0]["lr"]
+        0.1
         """
         inside = initialised(self, "add_optimizer()")
-        scheduler = one_scheduler("add_optimizer()", lr_sch, lr_scheduler)
-        inside.registry.add_optimizer(optim, scheduler, manual=manual)
+        scheduler, called = one_scheduler("add_optimizer()", lr_sch, lr_scheduler)
+        inside.registry.add_optimizer(optim, scheduler, called, manual=manual)
         inside.mistakes.optimizer_added(inside.owned())
+        return optim
 
     def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
         """Scale the loss of every `backward()` in build(), and unscale the gradients before anybody reads them.
@@ -149,6 +157,8 @@ class Graph:
     def training(self) -> bool:
         """True if an optimizer was added."""
         return bool(self._monograph.registry.optimizers)
+
+    steps = inspected.StepCount()
 
     @property
     def is_compiled(self) -> bool:

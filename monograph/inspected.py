@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from monograph.call import build_of_call
+from monograph.errors import CaptureError
 from monograph.inspect.diff import diff_text
-from monograph.inspect.printed.text import explain_text, stage_text
-from monograph.internals.internals import internals_of
+from monograph.inspect.listing import module_text
+from monograph.inspect.printed.text import explain_text, stage_program
+from monograph.internals.internals import RUNNING, internals_of
 from monograph.ir.text import Text
+from monograph.user_code.lines import user_place
 
 if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.distributed.planning.report import RanksPlan
@@ -21,9 +24,21 @@ if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.numerics.verify import VerifyReport
 
 
-def show(self: Any, stage: str = "final") -> Text:
-    """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
-    return stage_text(internals_of(self).newest(), stage)
+def show(self: Any, stage: str = "final", *, module: str | None = None) -> Text:
+    """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass.
+
+    With `module`, as "model.blocks.0", it is what belongs to that module and to those inside of it, in all phases, as a function
+    of what it reads from outside. Raises DefinitionError for an unknown stage, and for a module that has no ops.
+
+    >>> import monograph as mg
+    >>> layer = torch.nn.Linear(8, 4)
+    >>> step = mg.train_graph(layer, torch.nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> step.compile(mg.spec((16, 8)), mg.spec((16, 4)))
+    >>> "addmm" in step.show(module="model")
+    True
+    """
+    program = stage_program(internals_of(self).newest(), stage)
+    return program.text if module is None else module_text(program, module)
 
 
 def diff(self: Any, pass_name: str) -> Text:
@@ -211,3 +226,29 @@ def draw(self: Any, path: str | Path, *, module: str | None = None, depth: int |
     from monograph.inspect.pages.draw import draw
 
     draw(path, internals_of(self).newest().stages[0].program, module, depth)
+
+
+class StepCount:
+    """The number of steps that are done: calls, eager ones too, and each of `many()`.
+
+    A step of several micro-batches is one, and so is a step whose update a gradient scaler has skipped; a step that failed is
+    none. It is part of the state of a graph, as `graph.steps`, so that it goes on after a resume. A graph whose user has set an
+    attribute of this name has that instead. Raises CaptureError in build(), where the number of its capture would stay.
+    """
+
+    @overload
+    def __get__(self, graph: None, kind: type) -> StepCount: ...
+
+    @overload
+    def __get__(self, graph: object, kind: type) -> int: ...
+
+    def __get__(self, graph: Any, kind: type) -> StepCount | int:
+        if graph is None:
+            return self
+        if getattr(RUNNING, "graph", None) is not None:
+            raise CaptureError(
+                "build() reads steps, which counts on from call to call: its capture would keep the present number",
+                where=user_place(),
+                hint="count in an attribute of your own: self.count += 1",
+            )
+        return internals_of(graph).store.steps

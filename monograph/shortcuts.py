@@ -39,6 +39,7 @@ class TrainGraph(Graph, last="target"):
         optimizer: Optimizer,
         lr_sch: LRScheduler | None = None,
         *,
+        lr_scheduler: LRScheduler | None = None,
         outputs: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class TrainGraph(Graph, last="target"):
         self.model = model
         self.loss_fn = loss_fn
         self.outputs = outputs
-        self.add_optimizer(optimizer, lr_sch=lr_sch)
+        self.add_optimizer(optimizer, lr_sch=lr_sch, lr_scheduler=lr_scheduler)
 
     def build(self, *batch: Any) -> Any:
         """The last argument is the target, the others are the model's inputs."""
@@ -88,8 +89,8 @@ def train_graph(
     >>> right.shape
     torch.Size([])
     """
-    scheduler = one_scheduler("train_graph()", lr_sch, lr_scheduler)
-    return TrainGraph(model, loss_fn, optimizer, scheduler, outputs=outputs)
+    one_scheduler("train_graph()", lr_sch, lr_scheduler)
+    return TrainGraph(model, loss_fn, optimizer, lr_sch, lr_scheduler=lr_scheduler, outputs=outputs)
 
 
 def summary(graph: Graph, *args: Any, depth: int | None = None, **kwargs: Any) -> StepSummary:

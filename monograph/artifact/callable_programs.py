@@ -12,7 +12,7 @@ import torch
 from monograph.artifact.bounds.checks import without_forms
 from monograph.artifact.bounds.describe import check_peak, check_values
 from monograph.artifact.programs.templates import Sizes, instance
-from monograph.artifact.schema.arguments import Arguments
+from monograph.artifact.schema.arguments import Arguments, is_plain_tensor
 from monograph.artifact.schema.signatures import Signature, read_signature
 from monograph.artifact.schema.text import described, size_places
 from monograph.artifact.state.python_state import PythonState, is_dict
@@ -120,7 +120,10 @@ class StoredSignature(Displayed):
         if len(faults) == 1:
             raise faults[0]
         message = "\n  ".join(error.message for error in faults)
-        raise SignatureError(f"the call fits no program of {self.name}\n  {message}", hint=faults[0].hint)
+        raise SignatureError(
+            f"the call fits no program of {self.name}\n  {message}",
+            hint=next((error.hint for error in faults if error.hint), ""),
+        )
 
 
 def _failure(name: str, error: Exception) -> Exception:
@@ -133,6 +136,12 @@ def _failure(name: str, error: Exception) -> Exception:
     failure = ArtifactError(f"{name} failed: {message}", hint="look at the values of the arguments")
     failure.cause = error
     return failure
+
+
+def _larger(name: str, low: int, high: int, size: int) -> str:
+    """What to do to have a size outside of a range."""
+    dim = f'mg.Dim("{name}", min={min(low, size)}, max={max(high, size)})'
+    return f"compile the graph with {dim} in its mg.spec, and save it again"
 
 
 class StoredPrograms:
@@ -174,15 +183,16 @@ class StoredPrograms:
         flat = self.smallest.arguments.flat(args, kwargs)
         sizes = []
         for (name, low, high), (index, axis, parts) in zip(self.dims, self._places, strict=True):
-            leaf = flat[index] if index >= 0 else None
-            size = leaf.shape[axis] if isinstance(leaf, torch.Tensor) and leaf.dim() > axis else low * parts
+            leaf: Any = flat[index] if index >= 0 else None
+            size = leaf.shape[axis] if is_plain_tensor(leaf) and leaf.dim() > axis else low * parts
             if size % parts or not low * parts <= size <= high * parts:
                 path = self.smallest.arguments.paths[index]
                 taken = f"{name} from {low} to {high}"
                 if parts > 1:
                     taken = f"multiples of {parts} from {low * parts} to {high * parts}"
                 raise SignatureError(
-                    f"argument {path} has size {size} in dimension {axis}; the artifact takes {taken}"
+                    f"argument {path} has size {size} in dimension {axis}; the artifact takes {taken}",
+                    hint=_larger(name, low, high, size // parts) if size and not size % parts else "",
                 )
             sizes.append(size // parts)
         try:

@@ -35,6 +35,7 @@ KIND: Final = "monograph.package"
 SCHEMA: Final = 1
 SUFFIX: Final = ".pt2"
 NOTE: Final = "monograph.json"  # what Monograph says of the code, among torch's extra files
+_ONE_SIZE: Final = "a package has the sizes of one build: export_aoti() once for each size"
 _NOTE_AT: Final = f"/extra/{NOTE}"
 _KEYS: Final = (
     *("kind", "schema", "monograph", "torch", "device"),
@@ -58,7 +59,9 @@ class Package(Brief):
         changed = [CopyToArgument(typed(index, int)) for index in list_of(note["changed"])]
         leaves = [leaf for item in self._signature.parameters for leaf in item.form.leaves]
         self._given = [index for index, leaf in enumerate(leaves) if not isinstance(leaf, ValueForm)]
-        self._arguments = Arguments(self._signature, map(Argument, self._given), changed)
+        self._arguments = Arguments(
+            self._signature, map(Argument, self._given), changed, other_sizes=_ONE_SIZE
+        )
         self._native, self._lock = native, threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +34,8 @@ from monograph.elementwise.compiling import ended, started
 from monograph.errors import BackendError
 from monograph.plan.plan import make_plan
 from monograph.settings import Settings
+
+LOGGER = logging.getLogger("monograph")
 
 _PRIORITY: Final = 10  # a tenth of each processor, where the training takes all: at the lowest it would take ten times as long
 _LOOK_EVERY: Final = 0.5  # seconds between two looks whether the training is there
@@ -65,6 +70,8 @@ class CompiledBeside:
         self._run = started(command, self._messages, {"PYTHONPATH": imports}, _PRIORITY)
         runs.append(self._run)
         self.begun = time.monotonic()
+        self._at_exit = partial(_tell_if_given_up, weakref.ref(self), self._pid)
+        atexit.register(self._at_exit)  # before the process is ended, which is what `self._end` does then
 
     @property
     def pid(self) -> int:
@@ -78,6 +85,7 @@ class CompiledBeside:
     def finish(self) -> None:
         """Wait for it. Raises BackendError if it has failed. An interrupt of the wait does not end it."""
         failed = self._run.wait()
+        atexit.unregister(self._at_exit)
         try:
             if failed:
                 message = self._messages.read_text(errors="replace").strip()
@@ -85,6 +93,17 @@ class CompiledBeside:
                 raise BackendError(f"the compiling process ends with {self._run.returncode}: {last}")
         finally:
             self._end()
+
+
+def _tell_if_given_up(compiled: weakref.ref[CompiledBeside], pid: int) -> None:
+    """Say at the end of this process that compiling ends with it."""
+    found = compiled()
+    if found is not None and os.getpid() == pid and not found.is_done():
+        LOGGER.warning(
+            "inductor has compiled a step for %.0f s and ends unfinished, with this process: the next run begins again; "
+            "config.backend('inductor') compiles before the first step instead",
+            time.monotonic() - found.begun,
+        )
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from monograph.compat.fakes import DATA_DEPENDENT
+from monograph.compat.fakes import DATA_DEPENDENT, UNSUPPORTED_OP
 from monograph.compat.symbolic_numbers import is_overflow
 from monograph.distributed.zero import is_of_zero
 from monograph.errors import (
     DataDependentError,
     DistributedError,
     MonographError,
+    UnsupportedTensorError,
     capture_error_of,
     first_line,
 )
@@ -37,7 +38,14 @@ _NUMBERS_OF_CLASSES = (
     "what numbers classes or rows is of an integer type: mg.spec(shape, torch.int64), since without a dtype it is "
     "float32; a tensor gets it by .long()"
 )
+_DENSE_DECAY = (
+    "weight_decay takes dense gradients: leave it out for what has sparse ones, in a param group of its own, or give the "
+    "embedding sparse=False"
+)
 _HINTS = {  # for what torch says
+    "weight_decay option is not compatible with sparse gradients": _DENSE_DECAY,
+    "add(sparse, dense) is not supported": _DENSE_DECAY,
+    "`fused` does not support sparse grad": "leave fused=True out, or give the embedding sparse=False",
     "Expected dtype int32/int64 for index": _NUMBERS_OF_CLASSES,
     "scalar types: Long, Int": _NUMBERS_OF_CLASSES,
     "expected scalar type Long but found": _NUMBERS_OF_CLASSES,
@@ -52,9 +60,15 @@ _PACKED = (
     "no values yet",
     "give the module the padded sequences, and mask what it makes of the padding",
 )
+_NESTED = (
+    "build() makes a nested tensor, whose sizes are data",
+    "compute with a padded tensor and a mask, or with a list of tensors",
+)
 _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python reads values: what to say, what to do
     os.path.join("torch", "nn", "utils", "rnn.py"): _PACKED,
     os.path.join("torch", "nn", "modules", "rnn.py"): _PACKED,
+    os.path.join("torch", "nested", "__init__.py"): _NESTED,
+    os.path.join("torch", "nested", "_internal", "nested_tensor.py"): _NESTED,
     os.path.join("torch", "nn", "utils", "clip_grad.py"): (
         "error_if_nonfinite=True asks for the norm of the gradients while the step is being captured",
         "leave that option out: config.detect_nonfinite() raises for what is not finite, and keeps the state",
@@ -114,6 +128,8 @@ def translated(error: Exception, owned: Owned) -> Exception:
             "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
             "or computed with can be tensor.item()",
         )
+    if type(error).__name__ == UNSUPPORTED_OP and "_nested_" in str(error):
+        return UnsupportedTensorError(_NESTED[0], where=place, hint=_NESTED[1])
     if any(text in str(error) for text in _OTHER_MESH):
         return DistributedError(
             f"build() meets tensors of several meshes: {error}", where=place, hint=_ONE_MESH

@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
 def show(
     factory: FactoryName,
     stage: Annotated[str, typer.Option(help='"final", "capture" or the name of a pass.')] = "final",
+    module: Annotated[str | None, typer.Option(help='Only its ops: "model.blocks.0".')] = None,
     explain: Annotated[
         bool, typer.Option(help="Show why builds exist and what they depend on instead.")
     ] = False,
@@ -49,7 +50,7 @@ def show(
         graph, batches = training(factory)
         args, kwargs = next(batches)
         graph.compile(*args, **kwargs)
-        typer.echo(graph.explain() if explain else graph.show(stage))
+        typer.echo(graph.explain() if explain else graph.show(stage, module=module))
 
 
 def verify(

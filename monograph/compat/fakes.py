@@ -277,6 +277,7 @@ def has_symbols(tensor: torch.Tensor) -> bool:
     return not all(type(size) is int for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
 
 
+UNSUPPORTED_OP = "UnsupportedOperatorException"  # of an op that has no fake results
 DATA_DEPENDENT = (
     "GuardOnDataDependentSymNode",
     "DataDependentOutputException",
@@ -288,7 +289,7 @@ DATA_DEPENDENT = (
 def missing_fake_kernel(error: BaseException) -> bool:
     """True if a trace failed for want of a fake kernel, not for the user's fault."""
     return type(error).__name__ in (
-        "UnsupportedOperatorException",
+        UNSUPPORTED_OP,
         "MissingOpProfile",
         "NotImplementedError",
     ) or ("fake impl" in str(error) or "meta kernel" in str(error).lower() or "Meta" in str(error))

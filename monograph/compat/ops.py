@@ -80,6 +80,10 @@ def overload_name(op: Any) -> str:
     return name
 
 
+# What: the class of what `torch.library.custom_op` makes. Why: it is code, and cannot be copied. Degraded path: none.
+CustomOp: type = torch._library.custom_ops.CustomOpDef
+
+
 def custom_op_name(target: Any) -> str | None:
     """The name of an op that `torch.library.custom_op` has made, None for anything else."""
     return getattr(target, "_qualname", None)

@@ -116,6 +116,17 @@ class Walk:
             for item in output_nodes(self.program.graph)
         ]
 
+    def once_more(self, node: fx.Node) -> Any:
+        """What an op gives on copies of its operands, with the random numbers that this walk begins with."""
+        copies = {item: own_inputs([made])[0] for item, made in self.operands(node)}
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
+        now, self._random = self._random, self._first_random
+        try:
+            with self._surroundings():
+                return self._interpreter.call_function(node.target, args, kwargs)
+        finally:
+            self._random = now
+
     def again(self, *, keep: bool = True) -> Walk:
         """The same walk before its first op, with the same random numbers."""
         return Walk(self.program, self._inputs, keep=keep, random=self._first_random)

@@ -327,7 +327,7 @@ class Internals:
         except (Served, NotPermitted):
             raise
         except Exception as error:
-            if (refused := refusal(error, call, self.cache.signatures())) is None:
+            if (refused := refusal(error, call, self.cache.signatures(), self._last)) is None:
                 raise
             raise refused from error
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from monograph.errors import MonographError, SignatureError, is_named
 from monograph.ir.call.misfit import misfit
+from monograph.ir.call.parameters import unpacking
 from monograph.ir.call.signature import Call, Signature
+from monograph.ir.call.tree import unflatten
 from monograph.ir.call.varying import Varying
 from monograph.user_code.lines import user_place_of
 from monograph.user_code.tracebacks import raised_by_user
@@ -25,10 +27,33 @@ def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) 
     return None if raised_by_user(error) else misfit(call, known, numbers=False)
 
 
-def refusal(error: Exception, call: Call, known: Sequence[Signature]) -> SignatureError | None:
-    """What to raise for arguments that build() cannot take; None if that is not what an error of its capture is about."""
+def refusal(
+    error: Exception, call: Call, known: Sequence[Signature], last: str | None
+) -> SignatureError | None:
+    """What to raise for arguments that build() cannot take; None if that is not what an error of its capture is about.
+
+    `last` is the name of the last argument, where those before it go to a model.
+    """
+    cause = error.__cause__
+    if isinstance(error, MonographError) and cause is not None and "positional argument" in str(cause):
+        is_users = bool(user_place_of(cause).file)  # the call that does not fit is in code of theirs
+        error.hint = error.hint if is_users else _advice(call, last) or error.hint
     if (fault := misfit_behind(error, call, known)) is None:
         return None
     if isinstance(error, MonographError):
-        return SignatureError(fault, where=error.where, hint=f"build() failed with it: {error.message}")
+        advice = f"; {error.hint}" if error.hint == _advice(call, last) else ""
+        return SignatureError(
+            fault, where=error.where, hint=f"build() failed with it: {error.message}{advice}"
+        )
     return SignatureError(fault, where=user_place_of(error), hint=f"build() failed with it: {error}")
+
+
+def _advice(call: Call, last: str | None) -> str:
+    """What to say of a model that got another number of arguments than it takes."""
+    args, kwargs = unflatten(call.tree, iter(call.leaves))
+    order = (
+        f"the last argument is the {last}, and those before it go to the model: step(*inputs, {last})"
+        if last
+        else ""
+    )
+    return "; ".join(filter(None, [unpacking(args, kwargs), order]))

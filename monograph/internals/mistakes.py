@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from monograph.checkpoint.steps.open_runs import OpenRuns
 from monograph.compat.optimizers import schedulers_inside, watch_clipping
 from monograph.compat.tensors import version_of
 from monograph.state.find import Owned, RegisteredOptimizer
@@ -110,6 +111,16 @@ class Mistakes:
         self.ahead = []
         self.is_young, self._until = True, self._steps + 2 * steps
 
+    def before_first_step(self, graph: str) -> None:
+        """Warn of checkpoints of another run, beside which those of this one cannot be saved."""
+        for path in OpenRuns.of_other_runs():
+            self._tell(
+                "checkpoints",
+                f'{graph} makes its first step, and "{path.parent}" holds {path.name} of another run: to save this step or one '
+                "up to that there will be an error; load what latest() of the CheckpointManager gives, use a directory for "
+                "each run, or pass rewind=True",
+            )
+
     def before_step(
         self,
         graph: str,
@@ -129,8 +140,9 @@ class Mistakes:
             if left is not None and moved and _versions(registered) == left.versions:
                 self._tell(
                     "scheduler",
-                    f"{graph} steps the {type(registered.scheduler).__name__} that it was given as lr_sch, and your code "
-                    "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
+                    f"{graph} steps the {type(registered.scheduler).__name__} that it was given as "
+                    f"{registered.scheduler_name}, and your code steps it too: the learning rate moves twice; leave out "
+                    f"scheduler.step(), or do not pass {registered.scheduler_name}",
                 )
         self.watched[number] = []
         if "mode" not in self._reported:

@@ -76,13 +76,17 @@ class Registry:
 
     # --- what is added -----------------------------------------------------------------------------------------------
 
-    def add_optimizer(self, optim: Optimizer, lr_sch: LRScheduler | None, *, manual: bool) -> None:
-        """Hold an optimizer, with its scheduler."""
+    def add_optimizer(
+        self, optim: Optimizer, scheduler: LRScheduler | None, called: str, *, manual: bool
+    ) -> None:
+        """Hold an optimizer, with its scheduler; `called` is the argument by which that was given."""
         inner, wrapper = parts_of(optim)
-        _check_scheduler(optim, lr_sch)
+        if scheduler is not None:
+            _check_scheduler(optim, scheduler, called)
         check_optimizer(inner)
         self._check_disjoint(inner)
-        registered = RegisteredOptimizer(f"optimizer.{len(self.optimizers)}", inner, lr_sch, manual, wrapper)
+        name = f"optimizer.{len(self.optimizers)}"
+        registered = RegisteredOptimizer(name, inner, scheduler, manual, wrapper, called)
         self.optimizers = (*self.optimizers, registered)
         self.config.training = True
         self.version += 1
@@ -254,34 +258,39 @@ class Registry:
 
 def one_scheduler(
     function: str, lr_sch: LRScheduler | None, lr_scheduler: LRScheduler | None
-) -> LRScheduler | None:
-    """The scheduler that a function is given under one of its two names; DefinitionError under both."""
+) -> tuple[LRScheduler | None, str]:
+    """The scheduler that a function is given under one of its two names, and that name; DefinitionError under both."""
     if lr_sch is not None and lr_scheduler is not None:
         raise DefinitionError(
             f"{function} is given lr_sch and lr_scheduler, which are two names of one argument",
             hint="leave one out; an optimizer that several schedulers move takes a ChainedScheduler or a SequentialLR",
         )
-    return lr_scheduler if lr_sch is None else lr_sch
+    return (lr_sch, "lr_sch") if lr_scheduler is None else (lr_scheduler, "lr_scheduler")
 
 
-def _check_scheduler(optim: object, lr_sch: object) -> None:
-    if isinstance(lr_sch, ReduceLROnPlateau):
+def _check_scheduler(optim: object, scheduler: object, called: str) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
         raise OptimizerError(
-            "ReduceLROnPlateau cannot be lr_sch: its step() needs a value",
+            f"ReduceLROnPlateau cannot be {called}: its step() needs a value",
             hint="leave it out and call scheduler.step(metric) yourself after the graph; the graph follows the lr",
         )
-    if lr_sch is not None and not hasattr(lr_sch, "optimizer"):
+    if not hasattr(scheduler, "optimizer"):
         inside = next(
-            (name for name, item in (attributes_of(lr_sch) or {}).items() if isinstance(item, LRScheduler)),
+            (
+                name
+                for name, item in (attributes_of(scheduler) or {}).items()
+                if isinstance(item, LRScheduler)
+            ),
             "",
         )
         raise OptimizerError(
-            f"lr_sch takes a learning-rate scheduler, got a {type(lr_sch).__name__}",
-            hint=f"pass the one inside: lr_sch=scheduler.{inside}"
+            f"{called} takes a learning-rate scheduler, got a {type(scheduler).__name__}",
+            hint=f"pass the one inside: {called}=scheduler.{inside}"
             if inside
             else "pass one of torch.optim.lr_scheduler, made with this optimizer",
         )
-    if lr_sch is not None and getattr(lr_sch, "optimizer", None) not in layers_of(optim):
+    if scheduler.optimizer not in layers_of(optim):
         raise OptimizerError(
-            "lr_sch belongs to another optimizer", hint="make the scheduler with the optimizer that you add"
+            f"{called} belongs to another optimizer",
+            hint="make the scheduler with the optimizer that you add",
         )

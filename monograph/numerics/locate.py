@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compiler import Build
 from monograph.inspect.kernel_values import kernel_values, run_kernels
 from monograph.inspect.summary import Summary, summary
@@ -30,6 +31,7 @@ from monograph.passes.run import Stage
 from monograph.user_code.lines import Origin
 
 CAPTURE, KERNELS = "capture", "kernels of"  # causes; a backend follows
+NOT_REPEATABLE = "the op itself, which is not repeatable: run twice on the same inputs, from the same random state, it gives two results"
 Agrees = Callable[[str, Any, Any], bool]  # name of a value of the captured program, expected, got
 
 
@@ -38,7 +40,7 @@ class FirstDifference(Displayed, Origin):
     """The first op whose numbers are wrong: its place in the user's code, and who made them wrong."""
 
     op: str = ""  # as it stands in the text of the program
-    cause: str = ""  # "capture", the name of a pass, or "kernels of inductor"
+    cause: str = ""  # "capture", the name of a pass, "kernels of inductor", or the op itself
     reaches: str = ""  # the result or state by which it was noticed
     expected: str = ""
     got: str = ""
@@ -134,7 +136,9 @@ def _in_capture(
                 if unmatched is not None:
                     return unmatched
                 evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
-                return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
+                return _difference(
+                    node, _blamed(CAPTURE, walk, node), path, summary(op.made[0]), summary(made[0]), evidence
+                )
             if made:
                 unmatched = None
     return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
@@ -191,6 +195,7 @@ def _in_pass(
         blamed = fresh[-1] if fresh else node
         right = next(item for item in known.nodes if item.name == node.name)
         evidence = Evidence(expression(known, right), expression(walk, blamed), expected[node.name], made)
+        cause = _blamed(cause, walk, blamed)
         return _difference(blamed, cause, path, summary(expected[node.name]), summary(made), evidence)
     return _by_output(
         known.program, path, cause, _by_path(known.program, known.outputs()).get(path),
@@ -220,8 +225,20 @@ def _in_kernels(
         if is_defined(node) and not agrees(node.name, walk.values[node], made):
             expected = walk.values[node]
             evidence = Evidence(expression(walk, node), None, expected, made)
+            cause = _blamed(cause, walk, node)
             return _difference(node, cause, path, summary(expected), summary(made), evidence)
     return _by_output(walk.program, path, f"{cause}, only when fused", None, got[path])
+
+
+# --- ops that are not repeatable -------------------------------------------------------------------------------------
+
+
+def _blamed(cause: str, walk: Walk, node: fx.Node) -> str:
+    """The cause of a difference at an op that a walk has run; the op itself if it differs from itself."""
+    if node.op != "call_function" or communicates(node.target) or not is_defined(node):
+        return cause
+    one, other = (tensors_in(walk.once_more(node)) for _ in range(2))
+    return cause if all(map(same_bits, one, other)) else NOT_REPEATABLE
 
 
 # --- in words --------------------------------------------------------------------------------------------------------

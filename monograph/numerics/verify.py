@@ -76,6 +76,8 @@ class VerifyReport(Displayed):
         lines += [f"not as promised on rank {', '.join(map(str, self.ranks))}"] if self.ranks else []
         if self.first is not None:
             lines += ["first difference:", *(f"  {line}" for line in str(self.first).splitlines())]
+        elif not (self.ok or self.moving or self.ranks):
+            lines.append("no op differed when the step was run again: something in it is not repeatable")
         different = [item for item in self.compared if not item.same]
         lines += ["other bits:"] if different else []
         lines += [f"  step {item.step}: {item}" for item in different[:_SHOWN]]

@@ -35,6 +35,7 @@ class RegisteredOptimizer:
     scheduler: LRScheduler | None = None
     manual: bool = False
     wrapper: Any = None  # what is stepped in the place of the optimizer, which has all state
+    scheduler_name: str = "lr_sch"  # of the argument by which the scheduler was given
 
     @property
     def stepped(self) -> Any:
@@ -272,6 +273,8 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
     problem = None
     if tensor.is_inference():
         problem, hint = "was made under torch.inference_mode()", "make the module outside of inference_mode"
+    elif tensor.is_nested:
+        problem, hint = "is a nested tensor", "hold a padded tensor and a mask, or a list of tensors"
     elif tensor.is_quantized:
         problem, hint = "is quantised", "use the float module"
     elif tensor.layout in HELD and (tensor.requires_grad or isinstance(tensor, nn.Parameter)):

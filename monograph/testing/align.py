@@ -152,11 +152,25 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
         results = _Results(expected), _Results(got)
         found = found or _lost(earlier) or _used_again(earlier, *results)
         if found:
+            found[1:1] = _not_repeatable(case, calls, number, expected)
             raise Failure(case, mode, calls, number, found, candidate.graph).error()
         earlier.append(results)
         if case.verbose:
             print_step(case, mode, calls, candidate.graph, got.results().leaves)
     return len(candidate.graph.builds)
+
+
+def _not_repeatable(case: Case, calls: Calls, number: int, expected: Record) -> list[str]:
+    """How eager mode differs from itself, if it does when it runs the calls up to this one once more."""
+    reference = Reference(case, calls.backward)
+    for call in calls.items[: number + 1]:
+        seed_all(call.seed)
+        again = reference.run(call)
+    differences = compare(expected, again, replace(case.tolerance, close=False), None)
+    return [
+        f"eager mode is not repeatable: run again from the same seed, {found}"
+        for found in islice(differences, 1)
+    ]
 
 
 def _raised(error: Exception) -> str:

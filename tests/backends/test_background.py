@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -92,6 +94,40 @@ def test_in_deterministic_mode_the_first_step_waits() -> None:
         torch.use_deterministic_algorithms(False)
     assert graph.backend == "inductor"
     assert internals_of(graph).upgrades.swapped_at == 0
+
+
+def test_a_process_that_ends_says_that_it_gives_the_compiler_up(caplog: pytest.LogCaptureFixture) -> None:
+    _eager, graph = in_background()
+    for batch in batches(2):
+        graph(*batch)
+    compilation = beside(graph).compilation
+    assert compilation is not None
+    compilation._at_exit()
+    (record,) = [item for item in caplog.records if "the next run begins again" in item.message]
+    assert record.levelname == "WARNING"
+    os.killpg(compilation.pid, signal.SIGKILL)
+    compilation._run.wait(SECONDS)
+    caplog.clear()
+    compilation._at_exit()  # it is not this process that has ended it
+    assert not caplog.records
+
+
+ENDS = """
+import torch
+from torch import nn
+import monograph as mg
+model = nn.Linear(3, 2)
+step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+step.config.backend("inductor", background=True)
+for _ in range(2):
+    step(torch.ones(4, 3), torch.ones(4, 2))
+"""
+
+
+@pytest.mark.long
+def test_it_says_so_before_the_compiler_is_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=True)
+    assert done.stderr.count("the next run begins again") == 1
 
 
 def test_a_compiler_that_is_killed_leaves_the_step_as_it_is() -> None:

@@ -157,6 +157,7 @@ def test_the_program_is_printed(script: Path) -> None:
     assert "def train_step(" in done.stdout
     assert "aten.log.default" in done.stdout
     assert "first call" in monograph("show", f"{script}:make", "--explain").stdout
+    assert "def model(" in monograph("show", f"{script}:make", "--module", "model").stdout
 
 
 def test_a_session(script: Path) -> None:

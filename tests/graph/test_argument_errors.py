@@ -162,7 +162,11 @@ UNTAKEN: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a masked tensor": (masked_tensor, ["MaskedTensor"]),
     "a nested tensor": (
         lambda: torch.nested.nested_tensor([torch.ones(2, 3)], layout=torch.jagged),
-        ["argument"],
+        ["a nested tensor", "tensor.unbind()", "tensor.to_padded_tensor(0.0)"],
+    ),
+    "a nested tensor with strides": (
+        lambda: torch.nested.nested_tensor([torch.ones(2, 3)]),
+        ["a nested tensor", "tensor.unbind()"],
     ),
 }
 

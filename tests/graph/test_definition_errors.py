@@ -180,6 +180,10 @@ UNHELD: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "another subclass": (with_subclass, ["model.0.weight", "Tagged"]),
     "a subclass as an attribute": (with_subclass_attribute, ["model.0.table", "Tagged"]),
     "a quantised buffer": (buffered(quantised), ["model.0.table", "quantised"]),
+    "a nested buffer": (
+        buffered(lambda: torch.nested.nested_tensor([torch.ones(2, 3)])),
+        ["model.0.table", "nested tensor", "a mask"],
+    ),
     "a sparse buffer of blocks": (
         buffered(lambda: torch.ones(2, 2).to_sparse_bsr((1, 1))),
         ["model.0.table", "sparse"],

@@ -365,6 +365,54 @@ def test_a_scheduler_has_one_of_two_names():
         mg.Graph().add_optimizer(optimizer, lr_sch=scheduler, lr_scheduler=scheduler)
 
 
+def test_add_optimizer_takes_either_name_and_returns_the_optimizer():
+    model = nn.Linear(2, 1)
+
+    class Step(mg.Graph):
+        def __init__(self, **scheduler):
+            super().__init__()
+            self.model = model
+            self.returned = self.add_optimizer(optimizer, manual=True, **scheduler)
+
+        def build(self, x):
+            self.model(x).sum().backward()
+            self.returned.step()
+
+    for name in ("lr_sch", "lr_scheduler"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        step = Step(**{name: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)})
+        assert step.returned is optimizer
+        step(torch.ones(2, 2))
+        step(torch.ones(2, 2))
+        assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("name", ["lr_sch", "lr_scheduler"])
+@pytest.mark.parametrize("by", ["add_optimizer", "train_graph"])
+def test_errors_say_the_name_by_which_a_scheduler_was_given(name, by):
+    schedulers, model = torch.optim.lr_scheduler, nn.Linear(2, 1)
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=1.0) for _ in range(2))
+
+    class Around:
+        def __init__(self):
+            self.inside = schedulers.StepLR(optimizer, 1)
+
+    def added(scheduler):
+        if by == "add_optimizer":
+            mg.Graph().add_optimizer(optimizer, **{name: scheduler})
+        else:
+            mg.train_graph(model, nn.MSELoss(), optimizer, **{name: scheduler})
+
+    for scheduler, message in (
+        (schedulers.ReduceLROnPlateau(optimizer), f"ReduceLROnPlateau cannot be {name}:"),
+        (Around(), f"{name} takes a learning-rate scheduler, got a Around"),
+        (schedulers.StepLR(other, 1), f"{name} belongs to another optimizer"),
+    ):
+        with pytest.raises(mg.OptimizerError, match=message) as caught:
+            added(scheduler)
+        assert f"{name}=scheduler.inside" in caught.value.hint or not isinstance(scheduler, Around)
+
+
 def test_train_graph_returns_what_a_function_makes_of_its_predictions():
     def rights(predictions, target):
         return {"logits": predictions, "right": predictions.argmax(1) == target}

@@ -50,6 +50,57 @@ def test_indices_without_a_dtype(function):
     assert "mg.spec(shape, torch.int64)" in caught.value.hint
 
 
+def test_a_batch_that_comes_as_one_argument():
+    x, y = torch.randn(4, 8), torch.zeros(4, dtype=torch.int64)
+    for packed in ((x, y), [x, y]):
+        with pytest.raises(mg.CaptureError) as caught:
+            classifier()(packed)
+        assert f"as one {type(packed).__name__} of 2: unpack it, step(*batch)" in caught.value.hint
+    step = classifier()
+    step(x, y)
+    with pytest.raises(mg.SignatureError) as caught:
+        step((x, y))
+    assert "unpack it, step(*batch)" in caught.value.hint
+
+    class Own(mg.Graph):
+        def build(self, x, y):
+            return x + y
+
+    with pytest.raises(mg.SignatureError) as caught:
+        Own()((x, y))
+    assert "unpack it, step(*batch)" in caught.value.hint
+
+
+def test_arguments_that_are_not_inputs_and_a_target():
+    for batch in ((torch.randn(4, 8),), (torch.randn(4, 8),) * 3):
+        with pytest.raises(mg.CaptureError) as caught:
+            classifier()(*batch)
+        assert "the last argument is the target, and those before it go to the model" in caught.value.hint
+        assert "unpack" not in caught.value.hint
+
+    class Wrong(nn.Linear):
+        def forward(self, x):
+            return super().forward(x, x)
+
+    model = Wrong(8, 3)
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(
+        Exception, match="positional argument"
+    ) as caught:  # it is not the step that is called wrongly
+        step(torch.randn(4, 8), torch.zeros(4, dtype=torch.int64))
+    assert "the last argument" not in getattr(caught.value, "hint", "")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_that_build_makes(layout):
+    padded = mg.trace(lambda x: torch.nested.nested_tensor([x, x], layout=layout).to_padded_tensor(0.0))
+    with pytest.raises(mg.CaptureError, match="makes a nested tensor") as caught:
+        padded(torch.ones(2, 3))
+    assert caught.value.where.file == __file__
+    assert "a padded tensor and a mask" in caught.value.hint
+
+
 def test_a_build_that_only_prepares_to_run():
     with pytest.raises(mg.DefinitionError, match=r"build\(\) of Yields has a yield") as caught:
 

@@ -193,6 +193,17 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def test_the_name_by_which_a_scheduler_was_given_is_told() -> None:
+    model = Plain()
+    optimizer = sgd(model)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    step = mg.train_graph(model, nn.MSELoss(), optimizer, lr_scheduler=scheduler)
+    with told("leave out scheduler.step(), or do not pass lr_scheduler"):
+        for _ in range(3):
+            step(X, torch.zeros(len(X), 2))
+            scheduler.step()
+
+
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_a_scheduler_that_is_stepped_twice_is_told(make: Callable[[Any], Any]) -> None:
     model = Model()

@@ -92,6 +92,7 @@ MEMBERS = {
     "set_grad_scaler",
     "show",
     "state_dict",
+    "steps",
     "summary",
     "to_html",
     "training",

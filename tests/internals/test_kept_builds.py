@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -189,3 +190,62 @@ def test_a_wrong_limit_names_the_line(arguments: tuple[Any, Any]) -> None:
     assert caught.value.where is not None
     assert caught.value.where.file == __file__
     assert "max_builds=2, keep='recent'" in repr(step.config)
+
+
+def by_an_attribute(graph: mg.Graph, mode: bool) -> tuple[bool, ...]:
+    graph.flag = mode
+    return ()
+
+
+def by_a_module(graph: mg.Graph, mode: bool) -> tuple[bool, ...]:
+    graph.model.to(nn.Module).flag = mode
+    return ()
+
+
+def by_train_and_eval(graph: mg.Graph, mode: bool) -> tuple[bool, ...]:
+    graph.model.train(mode)
+    return ()
+
+
+def by_an_argument(_graph: mg.Graph, mode: bool) -> tuple[bool, ...]:
+    return (mode,)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [by_an_attribute, by_a_module, by_train_and_eval, by_an_argument],
+    ids=lambda item: item.__name__,
+)
+def test_a_flag_that_alternates_has_two_builds(switch: Callable[[mg.Graph, bool], tuple[bool, ...]]) -> None:
+    """Each step is served by the build for its value, also while a number moves."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flag = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if self.flag and self.training else x * 3
+
+    class Flagged(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.flag, self.weight = Net(), True, 1.0
+
+        def build(self, x: torch.Tensor, flag: bool = True) -> torch.Tensor:
+            made = self.model(x)
+            return (made if self.flag and flag else made + x) * self.weight
+
+    graph, plain = Flagged(), Flagged()
+    numbers = []
+    for step in range(12):
+        for side in (graph, plain):
+            arguments = switch(side, step % 2 == 0)
+        assert torch.equal(graph(torch.ones(2), *arguments), plain.eager(torch.ones(2), *arguments))
+        numbers.append(len(graph.builds))
+    assert numbers == [1] + [2] * 11
+    for step in range(12):
+        for side in (graph, plain):
+            arguments, side.weight = switch(side, step % 3 == 0), 0.9**step
+        assert torch.equal(graph(torch.ones(2), *arguments), plain.eager(torch.ones(2), *arguments))
+    assert len(graph.builds) <= 4  # two more, in which the number is an input

@@ -408,10 +408,47 @@ def test_sparse_results() -> None:
 
 
 def test_what_cannot_be_copied_is_told() -> None:
-    model = nn.Linear(2, 2)
-    model.kept = model.weight * 2
-    with pytest.raises(TypeError, match=r"works on copies, and copy.deepcopy of the module failed"):
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].kept = model[0].weight * 2
+    with pytest.raises(
+        mg.UnsupportedTensorError, match=r"works on copies, and copy.deepcopy of 0.kept failed"
+    ):
         align(model, torch.randn(2))
+
+
+@torch.library.custom_op("tests_of_align::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """A custom op."""
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda _ctx, gradient: gradient * 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        (twice, ""),
+        ({"twice": [twice]}, ""),
+        (torch.ops.tests_of_align.twice, ""),
+        (torch.ops.tests_of_align.twice.default, ""),
+        (torch.ops.tests_of_align, "twice"),
+        (torch.nn.functional, "relu"),
+    ],
+)
+def test_ops_are_shared_by_copies(op: Any, name: str) -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.op, self.body = op, nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = getattr(self.op, name) if name else self.op
+            found = found["twice"][0] if isinstance(found, dict) else found
+            return found(self.body(x))
+
+    assert align(Holds(), torch.randn(2, 2)).backward
 
 
 def test_gradients_for_the_tensors_that_ask() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -18,12 +18,25 @@ from monograph.ir.graph_signature import Argument, CopyToArgument, Fixed, Source
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
 from monograph.state.spans import Regions, span
 
+_DECLARE = (
+    'a size that may vary is an mg.Dim when the graph is compiled, as in graph.compile(mg.spec((mg.Dim("batch", max=64), 8))), '
+    "before it is saved"
+)
+
 
 class Arguments:
     """Takes the arguments of calls apart for one program."""
 
-    def __init__(self, signature: Signature, sources: Iterable[Source], targets: Iterable[Target]) -> None:
-        self._signature = signature
+    def __init__(
+        self,
+        signature: Signature,
+        sources: Iterable[Source],
+        targets: Iterable[Target],
+        *,
+        other_sizes: str = _DECLARE,
+    ) -> None:
+        """`other_sizes` says what to do where a tensor has others than it should have."""
+        self._signature, self._other_sizes = signature, other_sizes
         self._parameters = signature.parameters
         self._forms = [leaf for item in self._parameters for leaf in item.form.leaves]
         self.paths = [path for item in self._parameters for path in leaf_paths(item.form.tree, item.name)]
@@ -48,7 +61,7 @@ class Arguments:
         """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
         leaves = self.flat(args, kwargs)
         self._check_repeated(leaves)
-        return tuple(self._apart(list(map(_fitting, leaves, self._forms, self.paths))))
+        return tuple(self._apart(list(map(self._fitting, leaves, self._forms, self.paths))))
 
     def _check_repeated(self, leaves: Sequence[Any]) -> None:
         """Raise SignatureError for an argument that was another one too at capture, and is not now."""
@@ -99,35 +112,49 @@ class Arguments:
             seen.add(key)
         return leaves
 
+    def _fitting(self, leaf: Any, expected: Leaf, path: str) -> Any:
+        match expected:
+            case TensorMeta():
+                return self._fitting_tensor(leaf, expected, path)
+            case ScalarMeta(kind):
+                wanted = int if kind == "int" else (int, float)
+                if isinstance(leaf, bool) or not isinstance(leaf, wanted):
+                    what = "an int" if kind == "int" else "a number"
+                    raise SignatureError(f"argument {path} is {_kind(leaf)}; the artifact takes {what}")
+                return int(leaf) if kind == "int" else float(leaf)
+            case ValueForm(value):
+                if exactly(leaf) != exactly(value):
+                    raise SignatureError(f"argument {path} is {leaf!r}; the artifact was made for {value!r}")
+                return leaf
 
-def _fitting(leaf: Any, expected: Leaf, path: str) -> Any:
-    match expected:
-        case TensorMeta():
-            return _fitting_tensor(leaf, expected, path)
-        case ScalarMeta(kind):
-            wanted = int if kind == "int" else (int, float)
-            if isinstance(leaf, bool) or not isinstance(leaf, wanted):
-                what = "an int" if kind == "int" else "a number"
-                raise SignatureError(f"argument {path} is a {type(leaf).__name__}; the artifact takes {what}")
-            return int(leaf) if kind == "int" else float(leaf)
-        case ValueForm(value):
-            if exactly(leaf) != exactly(value):
-                raise SignatureError(f"argument {path} is {leaf!r}; the artifact was made for {value!r}")
-            return leaf
+    def _fitting_tensor(self, leaf: Any, expected: TensorMeta, path: str) -> torch.Tensor:
+        if not is_plain_tensor(leaf):
+            raise SignatureError(
+                f"argument {path} is {_kind(leaf)}; the artifact takes a tensor: {_text(expected)}"
+            )
+        got = tensor_meta(leaf)
+        if (got.shape, got.dtype, got.device) != (expected.shape, expected.dtype, expected.device):
+            raise SignatureError(
+                f"argument {path} is {_text(got)}; the artifact takes {_text(expected)}",
+                hint=self._advice(got, expected, path),
+            )
+        return _with_strides(leaf, expected, path)
+
+    def _advice(self, got: TensorMeta, expected: TensorMeta, path: str) -> str:
+        """What to do about a tensor of another form."""
+        if got.shape == expected.shape:
+            return f"convert it: {path}.to({str(expected.device)!r}, {expected.dtype})"
+        return self._other_sizes if len(got.shape) == len(expected.shape) else ""
 
 
-def _fitting_tensor(leaf: Any, expected: TensorMeta, path: str) -> torch.Tensor:
-    if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided:
-        kind = type(leaf).__name__
-        raise SignatureError(f"argument {path} is a {kind}; the artifact takes a tensor: {_text(expected)}")
-    tensor: torch.Tensor = leaf
-    if (tuple(tensor.shape), tensor.dtype, tensor.device) != (
-        expected.shape,
-        expected.dtype,
-        expected.device,
-    ):
-        got = _text(tensor_meta(tensor))
-        raise SignatureError(f"argument {path} is {got}; the artifact takes {_text(expected)}")
+def is_plain_tensor(leaf: object) -> TypeGuard[torch.Tensor]:
+    """True for tensors that an artifact takes; others have no sizes, or no memory of their own."""
+    if not isinstance(leaf, torch.Tensor) or type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return leaf.layout is torch.strided and not (leaf.is_nested or leaf.is_quantized)
+
+
+def _with_strides(tensor: torch.Tensor, expected: TensorMeta, path: str) -> torch.Tensor:
     if expected.requires_grad and not tensor.requires_grad:
         raise SignatureError(f"argument {path} has to require grad", hint=f"call {path}.requires_grad_()")
     if tensor.stride() == expected.stride and not (tensor.is_conj() or tensor.is_neg()):
@@ -160,17 +187,31 @@ def _parts(tree: Tree, kind: type, item: Any, path: str) -> list[tuple[Any, str]
     names: Sequence[Any] = tree.keys or getattr(kind, "_fields", ())
     if isinstance(item, Mapping):
         if set(item) != set(names):
-            raise _misfit(path, f"the keys {', '.join(map(repr, names))}", item)
+            raise _misfit(path, f"a dict with the keys {', '.join(map(repr, names))}", item)
         return [(item[name], f"{path}[{name!r}]") for name in names]
     if issubclass(kind, dict) and not (kind is Entries and dataclasses.is_dataclass(item)):
         raise _misfit(path, "a dict", item)
     if any(not hasattr(item, str(name)) for name in names):
-        raise _misfit(path, f"the attributes {', '.join(map(str, names))}", item)
+        raise _misfit(path, f"an object with the attributes {', '.join(map(str, names))}", item)
     return [(getattr(item, str(name)), f"{path}.{name}") for name in names]
 
 
 def _misfit(path: str, expected: str, item: Any) -> SignatureError:
-    got = (
-        f"the keys {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+    return SignatureError(
+        f"argument {path} is {_kind(item)}; the artifact takes {expected}",
+        hint="an artifact takes containers as its graph was called with: call the graph with these before it is saved",
     )
-    return SignatureError(f"argument {path} has to have {expected}; it is or has {got}")
+
+
+def _kind(item: Any) -> str:
+    """What somebody has given, in a few words."""
+    if isinstance(item, torch.Tensor):
+        if is_plain_tensor(item):
+            return f"a tensor: {_text(tensor_meta(item))}"
+        kind = "nested" if item.is_nested else "quantised" if item.is_quantized else str(item.layout)
+        return f"a {kind} tensor" if type(item) is torch.Tensor else f"a {type(item).__name__}"
+    kind = type(item).__name__
+    named = f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+    if isinstance(item, Mapping):
+        return f"{named} with the keys {', '.join(map(repr, item))}" if item else f"an empty {kind}"
+    return f"{named} of {len(item)}" if isinstance(item, (list, tuple)) else named

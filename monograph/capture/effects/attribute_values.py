@@ -48,7 +48,7 @@ class AttributeValues:
     def kept(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         for change in self.attributes.changed(reads):
-            if _holds_ints(change.value):
+            if change.path not in self.carried and _holds_ints(change.value):
                 raise not_repeatable(change.path)  # a build for the present sizes and numbers can do that
         return [
             (table_of(change.owner), change.name, change.value)
@@ -120,6 +120,20 @@ class AttributeValues:
         for change in self.attributes.changed(reads):
             if is_moving(change.value):
                 yield real_attributes_of(change.owner), change.name, change.path, change.value
+
+    def only_put(self, reads: Reads) -> Iterator[Changed]:
+        """Attributes that build() set to a list, tuple or dict without asking for them, and that no others look after."""
+        for change in self.attributes.changed(reads):
+            owner, name = change.owner, change.name
+            if (
+                type(change.value) in (tuple, list, dict)
+                and (id(owner), name) in reads.written
+                and change.path not in self.carried
+                and real_attributes_of(owner) is not None
+                and not reads.was_asked_for(owner, name)
+                and not self.may_read_dict(table_of(owner), name)
+            ):
+                yield change
 
     # --- objects of Python -----------------------------------------------------------------------------------------
 

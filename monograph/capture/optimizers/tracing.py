@@ -16,9 +16,17 @@ from monograph.ir.graph_signature import Number
 from monograph.state.find import RegisteredOptimizer
 from monograph.state.threads import alone
 
-REFUSED = {
-    "LBFGS": "its step evaluates the closure in a loop whose length depends on data",
-    "SparseAdam": "it takes sparse gradients",
+REFUSED = {  # why, and what to do
+    "LBFGS": (
+        "its step evaluates the closure in a loop whose length depends on data",
+        "use another one, or let a graph with config.keep_gradients() compute loss and gradients, call that in "
+        "the closure, and step the optimizer outside (docs/porting.md)",
+    ),
+    "SparseAdam": (
+        "how many rows it updates depends on data",
+        "use SGD without momentum or Adagrad for an embedding with sparse=True; or sparse=False and Adam, whose moments "
+        "decay in the rows of other batches, too",
+    ),
 }
 
 
@@ -26,11 +34,8 @@ def check_optimizer(optimizer: Optimizer) -> None:
     """Refuse by name optimizers that no static graph can hold."""
     for kind in type(optimizer).__mro__:
         if kind.__name__ in REFUSED and kind.__module__.startswith("torch.optim"):
-            raise OptimizerError(
-                f"{kind.__name__} cannot be captured: {REFUSED[kind.__name__]}",
-                hint="use another one, or let a graph with config.keep_gradients() compute loss and gradients, call that in "
-                "the closure, and step the optimizer outside (docs/porting.md)",
-            )
+            why, hint = REFUSED[kind.__name__]
+            raise OptimizerError(f"{kind.__name__} cannot be captured: {why}", hint=hint)
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise OptimizerError(
             "differentiable=True cannot be captured: the update changes parameters in place",

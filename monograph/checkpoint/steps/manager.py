@@ -19,6 +19,7 @@ from monograph.checkpoint.load import load_checkpoint
 from monograph.checkpoint.ranks.group import State, background, in_group
 from monograph.checkpoint.save import saving, take_apart
 from monograph.checkpoint.steps.leases import HeldPath, Hold, newest_held
+from monograph.checkpoint.steps.open_runs import OpenRuns
 from monograph.checkpoint.steps.run import Run, step_of
 from monograph.checkpoint.steps.together import newest_whole, save_step
 from monograph.checkpoint.write import Parts, write
@@ -50,6 +51,8 @@ class CheckpointManager:
     A checkpoint that `latest()` has given stays while somebody has its path, also if another process saves. A directory
     belongs to one run: where there are checkpoints of this step or of higher ones that this manager has not saved, `save`
     is an error, or removes them with `rewind=True`. The one that its `latest()` gave may be saved again.
+
+    A graph with an optimizer whose first step is made beside such a directory warns of that.
 
     With `every=n` only steps that are a multiple of n are saved. With `asynchronous=True` a save copies the tensors,
     returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error. If
@@ -89,6 +92,7 @@ class CheckpointManager:
         self.asynchronous = asynchronous
         self.together = together
         self._run = Run(Path(directory), keep, rewind)
+        OpenRuns.add(self._run)
         self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
         self._newest: Hold | None = None  # for those who keep a path as a string
         self._thread: threading.Thread | None = None

@@ -19,7 +19,7 @@ from monograph.errors import CheckpointError
 _STEP: Final = re.compile(r"step-([0-9]{8,18})")
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """The directory of a manager, and the steps in it that are its own."""
 
@@ -46,6 +46,12 @@ class Run:
             if number > step:
                 self._remove(path)
         self.own.add(step)
+
+    def of_another_run(self) -> Path | None:
+        """The newest checkpoint there, if this run has saved none, asked for none, and removes none."""
+        if self.rewind or self.own or self.resumed is not None:
+            return None
+        return next((path for _step, path in reversed(self.steps())), None)
 
     def refusal(self, step: int, other: Path) -> CheckpointError:
         """The error for a step that is not saved because of a checkpoint of another run."""

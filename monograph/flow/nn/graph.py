@@ -220,7 +220,7 @@ class Graph(mg.Graph, block=OneFlowBlock):
                 op_repr_with_py_stack=debug_op_repr_with_py_stack,
             )
 
-    def add_optimizer(
+    def add_optimizer(  # type: ignore[override]  # it returns nothing, as OneFlow's
         self,
         optim: Optimizer,
         *,
@@ -233,7 +233,8 @@ class Graph(mg.Graph, block=OneFlowBlock):
         if is_sparse:
             raise DefinitionError(
                 "add_optimizer(is_sparse=True): updates of single rows are not here",
-                hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same",
+                hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same; "
+                "torch.nn.Embedding(..., sparse=True) with SGD or Adagrad has sparse ones",
             )
         super().add_optimizer(optim, lr_sch=lr_sch, lr_scheduler=lr_scheduler, manual=manual)
         # a step() of the script itself is ignored, as in OneFlow

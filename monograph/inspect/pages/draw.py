@@ -12,7 +12,7 @@ from typing import Final
 from monograph.errors import DefinitionError
 from monograph.inspect.pages.boxes import Arrow, Box, Panel, all_arrows, panels
 from monograph.inspect.pages.layout import LINE, WIDEST, Placed, placed
-from monograph.inspect.suggestions import nearest
+from monograph.inspect.suggestions import no_ops_in
 from monograph.ir.meta import origin
 from monograph.ir.program import Program
 from monograph.ir.text import bytes_text, count_text
@@ -20,7 +20,6 @@ from monograph.passes.inductor.inline_parts import inline_parts
 
 _COLORS: Final = {"forward": "#d3f9d8", "backward": "#ffe3e3", "update": "#e5dbff"}
 _OTHER: Final = "#f1f3f5"
-_LISTED: Final = 20  # modules, in an error
 _LEGEND, _BETWEEN = 48, 40  # the height of the legend, and what is between two phases
 _LEAST, _MOST = 1.0, 7.0  # widths of arrows
 
@@ -39,11 +38,7 @@ def draw(path: str | Path, program: Program, module: str | None, depth: int | No
     whole = inline_parts(program)
     found = panels(whole, module, depth)
     if not found:
-        known = {origin(node).module for node in whole.graph.nodes if origin(node).module}
-        near = nearest(str(module), known) or sorted(known)[:_LISTED]
-        raise DefinitionError(
-            f"no op belongs to the module {module!r}", hint=f"modules near it: {', '.join(near)}"
-        )
+        raise no_ops_in(str(module), {origin(node).module for node in whole.graph.nodes})
     target.write_text(_dot(found) if target.suffix == ".dot" else _svg(found, module))
 
 

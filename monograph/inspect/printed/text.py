@@ -147,12 +147,12 @@ def value_text(value: TensorMeta | ScalarMeta) -> str:
 # --- programs --------------------------------------------------------------------------------------------------------
 
 
-def stage_text(build: Build, stage: str) -> Text:
+def stage_program(build: Build, stage: str) -> Program:
     """The program of a build after one of its stages, or "final"."""
     stages = {item.name: item for item in build.stages}
     if stage != "final" and stage not in stages:
         raise DefinitionError(f"there is no stage {stage!r}", hint=f"stages: {', '.join([*stages, 'final'])}")
-    return build.program.text if stage == "final" else stages[stage].text
+    return build.program if stage == "final" else stages[stage].program
 
 
 # --- why builds exist ------------------------------------------------------------------------------------------------

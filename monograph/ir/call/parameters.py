@@ -82,8 +82,16 @@ def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     except TypeError as error:
         raise SignatureError(
             f"the call does not fit build{inspect.signature(build)}: {error}",
-            hint=f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
+            hint=unpacking(args, kwargs)
+            or f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
         ) from None
+
+
+def unpacking(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """What to do if a whole batch came as one argument; nothing if that is not so."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], (tuple, list)) or len(args[0]) < 2:
+        return ""
+    return f"the batch came as one {type(args[0]).__name__} of {len(args[0])}: unpack it, step(*batch)"
 
 
 def check_is_no_module(cls: type) -> None:

@@ -23,6 +23,12 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
             f"argument {path} was made under torch.inference_mode()",
             hint="make it under torch.no_grad(), or pass a clone made outside of inference_mode",
         )
+    if tensor.is_nested:
+        raise SignatureError(
+            f"argument {path} is a nested tensor",
+            hint="pass what it holds: a list of tensors, tensor.unbind(), or a padded tensor and a mask, "
+            "tensor.to_padded_tensor(0.0)",
+        )
     if tensor.layout in HELD and tensor.requires_grad:
         raise SignatureError(
             f"argument {path} is a {tensor.layout} tensor that requires grad",

@@ -291,6 +291,7 @@ def _is_odd(tensor: torch.Tensor) -> bool:
         type(tensor) is not torch.Tensor
         or tensor.layout is not torch.strided
         or tensor.is_quantized
+        or tensor.is_nested
         or tensor.is_inference()
         or is_transformed(tensor)
         or (tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled())

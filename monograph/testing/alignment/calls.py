@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from monograph.testing.alignment.arguments import FRESHNESS, Arguments, Freshness, wants_gradients
 from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.copies import copied, copied_target
 from monograph.testing.alignment.step import (
     Backward,
     Target,
@@ -56,18 +56,6 @@ class _Form:
     """What calls of one signature have in common: the results' shapes and dtypes."""
 
     leaves: tuple[Any, ...]
-
-
-def copied_target(target: Target) -> Target:
-    """A module, or a method of one, with parameters and buffers of its own; functions are what they are."""
-    if module_of(target) is None:
-        return target
-    try:
-        return copy.deepcopy(target)
-    except Exception as error:  # whatever the parts of the module raise
-        raise TypeError(
-            f"align() works on copies, and copy.deepcopy of the module failed: {error}"
-        ) from error
 
 
 def plan_calls(case: Case, *, differentiate: bool) -> Calls | None:
@@ -156,7 +144,7 @@ def _tried(
     """A call that eager mode has run, and the form of its results."""
     seed, shifted = case.seed + number, 0 < number == case.calls - 1
     if moved and module_of(trial) is not None:
-        trial = copy.deepcopy(trial)
+        trial = copied(trial)
         move_state(module_of(trial), None)
     seed_all(seed)
     through_clones = backward is not None and backward.through_clones

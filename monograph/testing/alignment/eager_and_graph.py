@@ -7,8 +7,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph.testing.alignment.arguments import Arguments
-from monograph.testing.alignment.calls import Call, copied_target
+from monograph.testing.alignment.calls import Call
 from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.copies import copied_target
 from monograph.testing.alignment.record import Record, State, record, state_of
 from monograph.testing.alignment.refusals import check_made, check_optimizer
 from monograph.testing.alignment.step import (

@@ -5,7 +5,6 @@ The graphs are made when the test has gone through in eager mode, so a case that
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from monograph.compat.tensors import version_of
 from monograph.testing import timing
 from monograph.testing.align import align
 from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.copies import copied
 from monograph.testing.alignment.report import AlignmentError
 from monograph.testing.dual.annotations import types_of
 from monograph.testing.dual.case import Case, Options, current_case
@@ -100,7 +100,7 @@ class _Check:
         self._versions = [version_of(tensor) for tensor in given.tensors()]
         self._copies = given.copied()
         self._place = user_place()
-        self._target = copy.deepcopy(callee.target) if isinstance(callee.target, nn.Module) else callee.target
+        self._target = copied(callee.target) if isinstance(callee.target, nn.Module) else callee.target
         self._grad = (
             case.options.auto_backward is not False and torch.is_grad_enabled() and self._differentiable()
         )

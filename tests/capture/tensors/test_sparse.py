@@ -385,6 +385,36 @@ def test_first_state_of_a_sparse_gradient_is_refused():
         Step()(batch)
 
 
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (
+            lambda p: torch.optim.SparseAdam(p),
+            "Adagrad for an embedding with sparse=True; or sparse=False and Adam",
+        ),
+        (lambda p: torch.optim.Adagrad(p, weight_decay=0.1), "weight_decay takes dense gradients"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), "weight_decay takes dense gradients"),
+        (lambda p: torch.optim.Adagrad(p, fused=True), "leave fused=True out"),
+    ],
+)
+def test_optimizers_that_take_no_sparse_gradients_say_what_to_do(make, hint):
+    model, optimizer, (batch,) = embedded(make, 1)
+
+    class Step(mg.Graph):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+
+        def build(self, batch):
+            self.model(batch).sum().backward()
+
+    with pytest.raises(mg.CaptureError) as caught:
+        Step()(batch)
+    assert hint in caught.value.hint
+    assert "closure" not in caught.value.hint
+
+
 def changed_in_place(a, x):
     a.mul_(2)
     return a @ x

@@ -137,6 +137,35 @@ def test_schedulers_that_oneflow_refuses(own: Any, reference: Any) -> None:
     assert len(step.builds) == 1
 
 
+class Named(flow.nn.Graph):
+    """It gives its scheduler by a name."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any, **scheduler: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.returned = self.add_optimizer(optimizer, **scheduler)
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).sum()
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize("name", ["lr_sch", "lr_scheduler"])
+def test_a_scheduler_has_either_name_and_add_optimizer_returns_nothing(name: str) -> None:
+    model = net()
+    optimizer = sgd(model)
+    before, scheduler = optimizer.param_groups[0]["lr"], of_flow.StepLR(optimizer, 1, 0.5)
+    step = Named(model, optimizer, **{name: scheduler})
+    assert step.returned is None
+    step(next(iter(batches(1)))[0])
+    assert optimizer.param_groups[0]["lr"] == before / 2
+    with pytest.raises(OptimizerError, match=f"^{name} belongs to another optimizer"):
+        Named(model, sgd(model), **{name: scheduler})
+    with pytest.raises(DefinitionError, match="two names of one argument"):
+        Named(model, optimizer, lr_sch=scheduler, lr_scheduler=scheduler)
+
+
 def test_reduce_on_plateau_is_stepped_by_hand() -> None:
     reference, model = net(), net()
     optimizers = sgd(reference), sgd(model)

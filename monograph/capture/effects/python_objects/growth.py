@@ -9,14 +9,23 @@ of code must take one entry and add to it.
 from __future__ import annotations
 
 import dis
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-import torch
-
+from monograph.capture.effects.attributes import Changed, table_of
+from monograph.capture.effects.python_objects.records import (
+    Record,
+    SetRecord,
+    Written,
+    changeable,
+    has_memory,
+    is_new_tensor,
+    is_record,
+    record_of,
+)
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.capture.guards.sources.overlay import Overlay
@@ -25,9 +34,7 @@ from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import storage_key
-from monograph.ir.call.tree import Tree, flatten, unflatten
 from monograph.ir.graph_signature import Assign, Write
 
 _NOTHING = object()
@@ -48,19 +55,19 @@ _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
 class Growth:
     """What a step adds to a list. Those of `items` that the step computes come there when it has run.
 
-    Where a tuple, list or dict of numbers is added, `records` has its form and its leaves, which come in the same way.
+    Where a tuple, list or dict is added, `records` has it.
     """
 
     label: str
     content: list[Any]
     items: list[Any]
     computed: frozenset[int]
-    records: Mapping[int, tuple[Tree, list[Any]]]
+    records: Mapping[int, Record]
 
     def apply(self) -> None:
         """As after the step."""
-        for index, (tree, leaves) in self.records.items():
-            self.items[index] = unflatten(tree, iter(leaves))
+        for index, record in self.records.items():
+            self.items[index] = record.made()
         list.extend(self.content, self.items)
         for index in self.computed:
             self.items[index] = None
@@ -159,9 +166,16 @@ def _is_called(item: dis.Instruction) -> bool:
 class Grown:
     """What one trace has added to lists and dicts, and where what it computes for them comes from."""
 
-    found: list[Growth | NewEntries]
+    found: list[Growth | NewEntries | SetRecord]
     state_outputs: list[StateOutput]
     writes: list[Write]
+
+    def add_record(self, change: Changed, written: Written) -> None:
+        """One attribute more that each step sets to a list, tuple or dict."""
+        record, writes, outputs = record_of(change.value, change.path, written)
+        self.found.append(SetRecord(change.path, table_of(change.owner), change.name, record))
+        self.writes += writes
+        self.state_outputs += outputs
 
     def release(self, sources: Iterable[Source]) -> list[Source]:
         """The sources without those lists."""
@@ -170,36 +184,39 @@ class Grown:
 
 
 def collect_growth(
-    reach: Reach, inputs: Inputs, overlay: Overlay, written: Callable[[Any, Any, str, Any], Write]
+    reach: Reach, inputs: Inputs, overlay: Overlay, written: Written, put: Sequence[Changed]
 ) -> Grown:
-    """Take what was added out of the lists again. `written` makes the write of a number that moves."""
+    """Take what was added out of the lists again. `written` makes the write of a number that moves.
+
+    `put` are attributes that the step sets to a list, tuple or dict, and does not read.
+    """
     grown = Grown([], [], [])
     _take_new_entries(reach, overlay, written, grown)
     longer = list(grown_lists(reach))
-    given = [*(item.fake for item in inputs.items), *inputs.by_real.values()] if longer else []
-    own = {storage_key(item) for item in given if _has_memory(item)}
+    given = [*(item.fake for item in inputs.items), *inputs.by_real.values()] if longer or put else []
+    own = {storage_key(item) for item in given if has_memory(item)}
+    places = Counter(changeable([*(item for _, added in longer for item in added), *(c.value for c in put)]))
+    shared = {item for item, count in places.items() if count > 1}  # one object at two places would be two
+    for change in put:
+        if is_record(change.value, own) and shared.isdisjoint(changeable([change.value])):
+            grown.add_record(change, written)
     for source, added in longer:
         content = source.content
         if overlay.of(content) is not content or not all(_can_be_added(item, own) for item in added):
             continue
-        changeable = [id(item) for item in added if type(item) in (list, dict)]
-        if len(set(changeable)) < len(changeable):  # one object at two places, which would be two
+        if not shared.isdisjoint(changeable(added)):
             continue
         values: list[Any] = list(added)
-        records: dict[int, tuple[Tree, list[Any]]] = {}
+        records: dict[int, Record] = {}
         computed = frozenset(at for at, item in enumerate(added) if not is_immutable(item))
         for at in computed:
             label = f"{source.label}[{len(source.recorded) + at}]"
             if is_moving(added[at]):
                 grown.writes.append(written(values, at, label, added[at]))
-            elif _is_record(added[at]):
-                leaves: list[Any] = []
-                records[at] = flatten(added[at], leaves), leaves
-                grown.writes += [
-                    written(leaves, index, f"{label}.{index}", leaf)
-                    for index, leaf in enumerate(leaves)
-                    if is_moving(leaf)
-                ]
+            elif is_record(added[at], own):
+                records[at], writes, outputs = record_of(added[at], label, written)
+                grown.writes += writes
+                grown.state_outputs += outputs
             else:
                 item = added[at]
                 grown.state_outputs.append(
@@ -211,9 +228,7 @@ def collect_growth(
     return grown
 
 
-def _take_new_entries(
-    reach: Reach, overlay: Overlay, written: Callable[[Any, Any, str, Any], Write], grown: Grown
-) -> None:
+def _take_new_entries(reach: Reach, overlay: Overlay, written: Written, grown: Grown) -> None:
     for source in reach.sources:
         content = source.content if isinstance(source, Content) else None
         if type(content) not in _DICTS or overlay.of(content) is not content:
@@ -236,9 +251,7 @@ def _is_new(value: Any) -> bool:
     return any(map(is_moving, value)) and all(is_immutable(item) or is_moving(item) for item in value)
 
 
-def _writes_of(
-    numbers: dict[Any, Any], key: Any, label: str, value: Any, written: Callable[[Any, Any, str, Any], Write]
-) -> list[Write]:
+def _writes_of(numbers: dict[Any, Any], key: Any, label: str, value: Any, written: Written) -> list[Write]:
     if type(value) is not list:
         return [written(numbers, key, label, value)]
     numbers[key] = list(value)
@@ -247,21 +260,6 @@ def _writes_of(
     ]
 
 
-def _is_record(item: Any) -> bool:
-    """True for a tuple, list or dict of plain values that has a number that moves."""
-    if type(item) not in (tuple, list, dict):
-        return False
-    leaves: list[Any] = []
-    flatten(item, leaves)
-    return any(map(is_moving, leaves)) and all(is_immutable(leaf) or is_moving(leaf) for leaf in leaves)
-
-
 def _can_be_added(item: Any, own: set[int]) -> bool:
-    """True for plain values, and for new tensors that nothing else shows."""
-    if is_immutable(item) or is_moving(item) or _is_record(item):
-        return True
-    return is_fake(item) and _has_memory(item) and storage_key(item) not in own
-
-
-def _has_memory(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.layout is torch.strided
+    """True for plain values, and for new numbers and tensors that nothing else shows, by themselves or in a record."""
+    return is_immutable(item) or is_moving(item) or is_record(item, own) or is_new_tensor(item, own)

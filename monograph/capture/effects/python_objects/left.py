@@ -15,6 +15,7 @@ from monograph.capture.effects.python_objects.changed_numbers import (
 from monograph.capture.effects.python_objects.counters import Counters, is_number
 from monograph.capture.effects.python_objects.growth import Grown, collect_growth
 from monograph.capture.effects.python_objects.number_places import Place, is_known, value_before
+from monograph.capture.effects.python_objects.records import SetRecord
 from monograph.capture.effects.python_objects.stored import StoredThings, collect_stored
 from monograph.capture.effects.side_effects import SideEffects
 from monograph.capture.effects.state_outputs import StateOutput
@@ -52,7 +53,10 @@ class LeftInObjects:
         """To be called when the step has run. `covered` are the ids of the containers that others put back."""
         outputs = self._side_effects.state_outputs
         found = self._numbers_written(reads)
-        self.grown = collect_growth(self._reach, self._inputs, self._overlay, self._written)
+        put = list(self._side_effects.values.only_put(reads))
+        self.grown = collect_growth(self._reach, self._inputs, self._overlay, self._written, put)
+        carried = self._side_effects.tensors.carried
+        carried.update(item.label for item in self.grown.found if isinstance(item, SetRecord))
         if self.numbers.places:
             check_contents(self._reach.sources, self.numbers)
         outputs += self.grown.state_outputs
