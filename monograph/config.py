@@ -184,12 +184,12 @@ class GraphConfig:
         self.settings = replace(self.settings, kernel_selection=_switch(mode))
 
     def set_memory_budget(self, budget: int | str | None) -> None:
-        """Hold a step to so many bytes above its parameters, optimizer state and arguments; None takes the budget away.
+        """Limit the step memory: the bytes above parameters, optimizer state and arguments; None removes the limit.
 
-        "0.5x" is half of what the step holds at its peak by itself. Backward computes again what does not fit, at the least
-        predicted time; on `aten` with the same bits. `inductor` compiles the same ops, but in an order of its own, and may hold
-        more. The next call makes a build, and raises PlanError, with the fewest bytes that are possible, if that cannot be.
-        Raises ConfigError for what is no number of bytes and no share.
+        "0.5x" is half of the step memory without a limit. Backward recomputes what does not fit, with the least predicted
+        time; on `aten` with the same bits. `inductor` compiles the same ops in another order: if that order holds more, the
+        step runs on `aten`, with a warning. The next call makes a build. It raises PlanError, with the least possible number
+        of bytes, if the budget is impossible. Raises ConfigError for a value that is neither a number of bytes nor a share.
 
         >>> config = GraphConfig()
         >>> config.set_memory_budget("0.5x")

@@ -82,9 +82,9 @@ PASSES: tuple[Row, ...] = (
     ),
     Row(
         canonicalise,
-        "drops `detach`, views of what is there already (`t` of `t`), and copies nobody can tell from the original",
+        "drops `detach`, views that change nothing (`t` of `t`), and copies that nobody can tell from the original",
     ),
-    Row(fold_constants, "computes arithmetic on Python numbers that are known"),
+    Row(fold_constants, "computes arithmetic on known Python numbers"),
     Row(cse, "computes once what is computed twice from the same inputs"),
     Row(dce, "drops ops whose results nothing reads"),
     Row(
@@ -96,7 +96,7 @@ PASSES: tuple[Row, ...] = (
     ),
     Row(
         add_to_output,
-        "lets a matrix product add to what is there: `add(mm(a, b), c)` becomes `addmm(c, a, b)`",
+        "lets a matrix product add to another value: `add(mm(a, b), c)` becomes `addmm(c, a, b)`",
         Runs.COMPILED,
         keeps_bits=False,
         switch="allow_fuse_add_to_output",
@@ -116,7 +116,7 @@ PASSES: tuple[Row, ...] = (
     ),
     Row(
         OfCollectives(merge_collectives, communicates=True),
-        "merges what is sent between processes, and lets it begin as soon as it can",
+        "merges collectives, and starts them as early as possible",
         Runs.TOGETHER,
     ),
     Row(schedule_updates, "runs each update as soon as its gradient is there", Runs.COMPILED),
@@ -128,7 +128,7 @@ INDUCTOR_PASSES: tuple[Row, ...] = (
     Row(inline_parts, "inlines the micro-step of an accumulating step: the compiler sees one flat graph"),
     Row(
         check_values,
-        "checks the values that eager's kernels check, where the compiler has a formula that takes any",
+        "checks values as eager's kernels do, where the compiler has a formula that accepts any value",
     ),
     Row(
         recurrent,
@@ -142,8 +142,11 @@ INDUCTOR_PASSES: tuple[Row, ...] = (
         keeps_bits=False,
     ),
     Row(small_types, "gives ops on `bool` and `uint8` the types and shapes of eager mode"),
-    Row(scalars_to_tensors, "makes numbers that move, such as learning rates, tensors of no dimension"),
-    Row(stack_numbers, "computes the numbers that all updates compute alike as one row"),
+    Row(
+        scalars_to_tensors,
+        "makes tensors without dimensions of numbers that may change, such as learning rates",
+    ),
+    Row(stack_numbers, "computes numbers that all updates share in one row"),
 )
 
 
