@@ -17,6 +17,7 @@ from torch import fx
 from monograph.compat.ops import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
+from monograph.inspect.printed.costs import costs_of
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
@@ -65,6 +66,7 @@ class Profile(Displayed):
     step_seconds: float  # of the build, as it runs
     roofline: Roofline
     ops: tuple[OpTime, ...]
+    costs: tuple[str, ...] = ()  # lines of the user's that make it slower
 
     @property
     def seconds(self) -> float:
@@ -124,6 +126,7 @@ class Profile(Displayed):
             columns = (title, "ops", "ms", "of all", "MFLOP", "MB", "of the roofline")
             more = f"\nand {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
             parts.append(table(columns, rows) + more)
+        parts += self.costs
         return "\n\n".join(parts)
 
 
@@ -141,7 +144,7 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
             build.executor.rehearse(copies)
             _finish(copies)
             seconds.append(perf_counter() - start)
-    return Profile(name, build.backend, min(seconds), roofline, ops)
+    return Profile(name, build.backend, min(seconds), roofline, ops, tuple(costs_of(build)))
 
 
 class _TimedWalk(Walk):

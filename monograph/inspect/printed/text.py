@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError
-from monograph.inspect.printed.costs import cost_lines
+from monograph.inspect.printed.costs import cost_lines, costs_of
 from monograph.inspect.printed.operators import GRAPH, operators_by_module
 from monograph.inspect.printed.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
@@ -30,6 +31,7 @@ from monograph.state.find import Owned
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a guard
 _LONGEST_REPR = 400
+_ENTRY: Final = re.compile(r"(?P<owner>\S+)(?:/|\[')(?P<name>\w+)(?:'\])?(?P<value> = .*)")
 
 
 def graph_text(
@@ -174,7 +176,7 @@ def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Seq
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
         ("advice", [build.reason.advice] if build.reason.advice else []),
-        ("guards", _grouped(build.guards.texts())),
+        ("costs", costs_of(build)),
         ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", list(build.captured.without_gradient)),
@@ -182,6 +184,7 @@ def _sections(build: Build) -> list[tuple[str, list[Any]]]:
         ("passes", _passes(build.stages)),
         ("backend", list(build.notes)),
         ("kernels", list(build.choices)),
+        ("guards", _grouped(build.guards.texts())),
     ]
     return [(title, items) for title, items in found if items]
 
@@ -205,7 +208,7 @@ def _num_ops(program: Program) -> int:
 
 
 def _grouped(texts: Sequence[str]) -> list[str]:
-    """Guards of the form `path.attribute = value`, those that many modules share on one line."""
+    """Guards of the form `path.attribute = value`, those that many modules share on one line, and those of one owner."""
     sharing: dict[str, list[str]] = {}
     for text in texts:
         owner = text.partition(" = ")[0].rpartition(".")[0]
@@ -217,4 +220,22 @@ def _grouped(texts: Sequence[str]) -> list[str]:
             lines.append(f"{shared} in {len(owners)} modules: {', '.join(owners[:SHOWN_MODULES])}, ...")
         else:
             lines += [f"{owner}.{shared}" if " = " in shared and owner else shared for owner in owners]
-    return lines
+    return _by_owner(lines)
+
+
+def _by_owner(lines: Sequence[str]) -> list[str]:
+    """The same with many guards on entries of one dict, such as the options of an optimizer, on one line."""
+    entries: dict[str, list[tuple[str, str]]] = {}
+    for line in lines:
+        found = _ENTRY.match(line)
+        owner, entry = (found["owner"], f"{found['name']}{found['value']}") if found else (line, line)
+        entries.setdefault(owner, []).append((line, entry))
+    return [
+        line
+        for owner, found in entries.items()
+        for line in (
+            [f"{owner}: {', '.join(entry for _, entry in found)}"]
+            if len(found) > SHOWN_MODULES
+            else [line for line, _ in found]
+        )
+    ]
