@@ -32,7 +32,7 @@ from monograph.ir.port import Role
 from monograph.plan.plan import Plan
 from monograph.runtime.executor import Executor
 from monograph.runtime.runner import Runner, is_promised, resolving
-from monograph.settings import PLAIN, Settings
+from monograph.settings import PLAIN, Settings, is_compiled
 from monograph.user_code.lines import Origin
 
 PLANNED_ONLY: Final = f"planned as on {PLAIN} and the CPU, and not to be run: tensors on meta have no memory"
@@ -65,10 +65,10 @@ def _may_fail(write: Write) -> bool:
     return bool(write.moves) and bool(write.value.may_fail_after)
 
 
-def why_not_in_place(bound: BoundProgram) -> list[str]:
+def why_not_in_place(bound: BoundProgram, backend: str) -> list[str]:
     """Why a backend that runs op by op keeps old and new state apart, with the lines that read numbers; empty if it need not."""
-    if not bound.targets:
-        return []  # it holds nothing any more
+    if is_compiled(backend) or not bound.targets:  # which holds nothing any more
+        return []
     first = sum(port.role is Role.USER for port in bound.program.outputs)
     outputs = zip(bound.targets, output_nodes(bound.program.graph)[first:], strict=True)
     made = {target: node for target, node in outputs if isinstance(target, ReadAfter)}

@@ -17,13 +17,13 @@ from torch import fx
 from monograph.compat.ops import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
-from monograph.inspect.printed.costs import costs_of
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
 from monograph.ir.text import Displayed, Rows, table
+from monograph.runnable import why_not_in_place
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
@@ -144,7 +144,14 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
             build.executor.rehearse(copies)
             _finish(copies)
             seconds.append(perf_counter() - start)
-    return Profile(name, build.backend, min(seconds), roofline, ops, tuple(costs_of(build)))
+    return Profile(
+        name,
+        build.backend,
+        min(seconds),
+        roofline,
+        ops,
+        tuple(why_not_in_place(build.executor.bound, build.backend)),
+    )
 
 
 class _TimedWalk(Walk):

@@ -1,4 +1,4 @@
-"""What each build costs, and how much it is used, as a table; and which lines of the user's make it slower."""
+"""What each build costs, and how much it is used, as a table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from monograph.compiler import Build
 from monograph.ir.text import bytes_text, shortened, table
-from monograph.runnable import why_not_in_place
-from monograph.settings import is_compiled
 
 _COLUMNS = ("build", "steps", "capture", "compile", "memory")
 
@@ -22,11 +20,6 @@ def cost_lines(builds: Sequence[Build]) -> list[str]:
     lines = table(_COLUMNS, list(map(_row, builds))).splitlines()
     reasons = ["reason", *(shortened(build.reason) for build in builds)]
     return [f"  {line}  {reason}" for line, reason in zip(lines, reasons, strict=True)]
-
-
-def costs_of(build: Build) -> list[str]:
-    """What makes the steps of a build slower, by lines of the user's that could be written otherwise."""
-    return [] if is_compiled(build.backend) else why_not_in_place(build.executor.bound)
 
 
 def _row(build: Build) -> tuple[str, ...]:

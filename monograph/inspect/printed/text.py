@@ -16,7 +16,7 @@ from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError
-from monograph.inspect.printed.costs import cost_lines, costs_of
+from monograph.inspect.printed.costs import cost_lines
 from monograph.inspect.printed.operators import GRAPH, operators_by_module
 from monograph.inspect.printed.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
@@ -26,6 +26,7 @@ from monograph.ir.program import Program
 from monograph.ir.text import Text
 from monograph.passes.run import Stage
 from monograph.passes.table import PASS_NAMES
+from monograph.runnable import why_not_in_place
 from monograph.state.find import Owned
 
 SHOWN_CALLS = 3  # of a module that is called again and again
@@ -176,7 +177,7 @@ def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Seq
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
         ("advice", [build.reason.advice] if build.reason.advice else []),
-        ("costs", costs_of(build)),
+        ("costs", why_not_in_place(build.executor.bound, build.backend)),
         ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", list(build.captured.without_gradient)),
