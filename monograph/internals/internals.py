@@ -300,10 +300,10 @@ class Internals:
 
     def keep(self, call: Call, build: Build, *, is_rare: bool = False) -> None:
         """Add a build for calls like this one."""
-        if build.number:
-            self.advised.log(self.name, build.number, build.reason)
-        drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
         call = self.cache.forms.narrowed(call, why_fixed(build.captured.fixed))
+        if build.number:
+            self.advised.log(self.name, build.number, build.reason, call)
+        drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
         self.cache.forms.keep(call)
         self.cache.keep(call.key, build)
         self.upgrades.await_for(build, self.cache.living(), is_rare=is_rare)
