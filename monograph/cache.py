@@ -17,7 +17,7 @@ from monograph.ir.call.differences import change_text
 from monograph.ir.call.forms import CallForms
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
-from monograph.ir.call.reason import Cause, Reason, of_owned
+from monograph.ir.call.reason import Cause, Reason, joined, of_owned
 from monograph.ir.call.signature import NO_KEY, Call, Key, Signature
 from monograph.ir.call.varying import Varying
 from monograph.ir.port import FREE
@@ -130,14 +130,14 @@ class BuildCache:
             if build.fits(call):
                 return build
         for build in builds:
-            if build.differs(call) is None:
+            if next(build.differences(call), None) is None:
                 build.guards.settle()  # values are other objects that are equal
                 return build
         for build in builds:
             if build.bind_anew() is None:
                 self._follow(build.guards.tensors)
                 self._own.recount()
-                if build.differs(call) is None:
+                if next(build.differences(call), None) is None:
                     return build
         return None
 
@@ -262,29 +262,35 @@ class BuildCache:
         """Why no build fits this call, as a sentence."""
         if not self.all:
             return Reason("first call", Cause.FIRST)
-        return next(self._reasons(call), Reason("a new form of arguments", Cause.STRUCTURE))
+        found = next(filter(None, map(joined, self._reasons(call))), None)
+        return found or Reason("a new form of arguments", Cause.STRUCTURE)
 
-    def _reasons(self, call: Call) -> Iterator[Reason]:
+    def _reasons(self, call: Call) -> Iterator[list[Reason]]:
+        """All that keeps a build from serving this call, for one build after the other."""
         for taken in self._taken(call):
             for build in self._builds_for(taken):
-                yield build.differs(taken) or Reason("a guard failed")
+                yield [*build.differences(taken)] or [Reason("a guard failed")]
         for taken in self._taken(call):
             if not self._live.get(taken.key) and taken.key in self._let_go:
-                yield self._let_go[taken.key]
+                yield [self._let_go[taken.key]]
         for known in reversed(self._live):
-            if known.signature[:3] != call.key.signature[:3]:
-                continue
-            if known.version != call.key.version:
-                yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
-            if known.settings != call.key.settings:
-                yield _settings_changed(known.settings, call.key.settings)
-            for what, old, new in zip(MODE_NAMES, known.signature[3], call.key.signature[3], strict=False):
-                if old != new:
-                    values = what not in WITHOUT_VALUES
-                    text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
-                    yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
+            if known.signature[:3] == call.key.signature[:3]:
+                yield list(_of_key(known, call.key))
         if (difference := misfit(call, self.signatures())) is not None:
-            yield difference.followed_by(self.forms.staying.about(call, difference))
+            yield [difference.followed_by(self.forms.staying.about(call, difference))]
+
+
+def _of_key(known: Key, now: Key) -> Iterator[Reason]:
+    """What besides the arguments is other in a key."""
+    if known.version != now.version:
+        yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
+    if known.settings != now.settings:
+        yield from _settings_changed(known.settings, now.settings)
+    for what, old, new in zip(MODE_NAMES, known.signature[3], now.signature[3], strict=False):
+        if old != new:
+            values = what not in WITHOUT_VALUES
+            text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
+            yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
 
 
 def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:
@@ -293,12 +299,15 @@ def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:
             builds.remove(build)
 
 
-def _settings_changed(before: Settings, now: Settings) -> Reason:
-    names = [field.name for field in fields(Settings) if field.compare]
-    values = ((name, getattr(before, name), getattr(now, name)) for name in names)
-    name, old, new = next(item for item in values if item[1] != item[2])
-    message = change_text("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
-    return Reason(message or changed(f"{name} of the configuration", old, new), Cause.SETTING, name)
+def _settings_changed(before: Settings, now: Settings) -> Iterator[Reason]:
+    for name in [item.name for item in fields(Settings) if item.compare]:
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new:
+            values = f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}"
+            message = change_text("the configuration", *values) or changed(
+                f"{name} of the configuration", old, new
+            )
+            yield Reason(message, Cause.SETTING, name)
 
 
 def _release(build: Build) -> None:

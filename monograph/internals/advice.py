@@ -157,7 +157,7 @@ def _about_fixed(reason: Reason) -> str:
 def _about_values(reason: Reason) -> str:
     if " changed from absent to " in reason:
         return f"{reason.place} came with the first step: give it a value in __init__(), and there is no such build"
-    return f"each value of {reason.place} has a build: what changes from step to step can be a tensor or a float argument"
+    return _OF_VALUES.get(reason.what, _OF_VALUES["object"]).format(place=reason.place)
 
 
 def _about_hyperparameters(reason: Reason) -> str:
@@ -190,6 +190,20 @@ _OF_FORMS: Final = {  # what to pass in the place of an argument, by the field o
     "hooks": "{place} without hooks of its own",
     "unresolved": "{place}.resolve_conj().resolve_neg()",
     "attributes": "{place} without attributes of its own",
+}
+_OF_VALUES: Final = {  # what to write in the place of a value, by its kind
+    "number": "each value of {place} has a build: what changes from step to step can be a tensor or a float argument",
+    "bool": "each value of {place} has a build, and both stay; for one build pass a tensor, by which torch.where(it, a, b) chooses",
+    "text": "each value of {place} has a build, and all stay: few texts need nothing; keep a text that is another one at each "
+    "step, such as the name of a file, out of the step",
+    "function": "each function has a build: make that in {place} once, since a lambda or a partial that is made anew is another "
+    "one each time",
+    "None": "there is a build with {place} and one without it, and both stay; for one build, give it a value from the first step on",
+    "option": "each value of {place} has a build, and all stay",
+    "kinds": "each kind of value in {place} has a build: let it be of one kind, such as a tensor or a float",
+    "tensor": "write into the tensor in {place}, as {place}.copy_(new) does; one that has another shape at each step can be an "
+    "argument",
+    "object": "each object in {place} has a build: keep the same one there, and change its numbers and tensors",
 }
 _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.FORM: _about_form,

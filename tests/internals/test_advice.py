@@ -127,6 +127,56 @@ def globals_as_they_were() -> Iterator[None]:
     BOX.text = kept[3]
 
 
+class Kinds(mg.Graph):
+    def __init__(self) -> None:
+        super().__init__()
+        self.item: Any = None
+
+    def build(self, x: torch.Tensor, given: Any = None) -> torch.Tensor:
+        for item in (self.item, given):
+            if isinstance(item, (float, torch.Tensor)):
+                x = x + item
+            elif isinstance(item, torch.dtype):
+                x = x.to(item)
+            elif item is not None and not isinstance(item, (bool, str)):
+                x = item(x)
+            elif item:
+                x = x * 2
+        return x
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("first", "second", "named", "written"),
+    [
+        (True, False, "True", "for one build pass a tensor, by which torch.where(it, a, b) chooses"),
+        ("a", "b", "'b'", "few texts need nothing"),
+        (None, 1.5, "None", "give it a value from the first step on"),
+        (torch.float32, torch.float64, "torch.float64", "has a build, and all stay"),
+        (1.5, torch.ones(1), "a tensor", "let it be of one kind, such as a tensor or a float"),
+        (
+            torch.abs,
+            torch.sin,
+            "from the function abs to the function sin",
+            "a lambda or a partial that is made anew",
+        ),
+        (torch.ones(4, 1), torch.ones(1, 1), "shape of graph.item", "graph.item.copy_(new)"),
+    ],
+)
+def test_the_advice_is_for_the_kind_of_value(first: Any, second: Any, named: str, written: str) -> None:
+    graph = Kinds()
+    for graph.item in (first, second):
+        graph(x())
+    reason = graph.builds[-1].reason
+    assert named in reason
+    assert written in reason.advice
+    if not (callable(first) or torch.is_tensor(first)):
+        graph = Kinds()
+        for given in (first, second):
+            graph(x(), given)
+        assert written in graph.builds[-1].reason.advice
+
+
 @pytest.mark.usefixtures("globals_as_they_were")
 @pytest.mark.parametrize(
     ("change", "place", "written"),
@@ -292,7 +342,7 @@ for rows in (3, 4, 5, 6):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (line,) = done.stderr.splitlines()
     assert "build 1: argument x is a tensor (4,)" in line
-    assert "<string>:6 needs one size" in line
+    assert "each size has a build, since code of the step needs one size" in line
 
 
 def test_an_attribute_that_the_first_step_makes(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from numbers import Number
 
 from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.parameters import argument_name
-from monograph.ir.call.reason import Cause, Reason, caused
+from monograph.ir.call.reason import Cause, Reason, caused, kind_of_change
 from monograph.ir.call.signature import Call, Signature, TensorKey, constant_of
 from monograph.ir.call.tree import Tree, form_difference
 
@@ -45,14 +45,21 @@ def _cause(got: Hashable, expected: Hashable) -> Cause:
 
 
 def _what(got: Hashable, expected: Hashable) -> str:
-    """What of two tensors differs, but for their sizes."""
+    """What of two tensors differs, but for their sizes; of others the kind of values that they are."""
     if not (isinstance(got, TensorKey) and isinstance(expected, TensorKey)):
-        return ""
+        return kind_of_change(_example(expected), _example(got))
     if len(got.shape) != len(expected.shape):
         return "shape"
     fields = zip(TensorKey._fields, got, expected, strict=True)
     differing = [name for name, now, before in fields if now != before]
     return next((name for name in reversed(differing) if name != "shape"), "shape")
+
+
+def _example(key: Hashable) -> object:
+    """A value that has this key, or one of its kind."""
+    if isinstance(key, type):
+        return key() if key in (int, float) else object()
+    return constant_of(key) if isinstance(key, tuple) and not isinstance(key, TensorKey) else key
 
 
 def _dims(got: Hashable, expected: Hashable) -> tuple[int, ...]:
