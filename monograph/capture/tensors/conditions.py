@@ -28,7 +28,7 @@ from monograph.ir.port import Role
 from monograph.sizes.place import SizePlace
 
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
-_SAME = re.compile(r"same\((.+), ([^,]+)\)$")
+_SAME = re.compile(r'same\((.+), ([^,() ]+|float\("[^"]+"\))\)$')
 _INPUT = re.compile(r"\bi\[(\d+)\]")
 _NUMBER = re.compile(r"\bn\[(\d+)\]")
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
@@ -192,7 +192,8 @@ def _present(text: str, inputs: Sequence[Any], numbers: Sequence[Any]) -> str:
     """The number of now in a condition that it stays what it is; what Python says where it cannot be computed."""
     found = _SAME.match(text)
     try:
-        return "another number" if found is None else spell_number(_compiled(found[1])(inputs, numbers))
+        now: Any = None if found is None else _compiled(found[1])(inputs, numbers)
+        return spell_number(now) if isinstance(now, (int, float)) else "something else"
     except (ArithmeticError, ValueError) as error:
         return f"what cannot be computed ({first_line(error)})"
 
