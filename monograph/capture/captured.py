@@ -52,6 +52,8 @@ class Captured(BoundProgram):
     put_again: PutAgain  # what it only sets
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
+    taken: Mapping[str, Origin]  # the same for other numbers, by their paths
+    why_plain: str  # why numbers that have changed are constants in it
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     shares: Shares  # those of the ranks of a pipeline
     literals: frozenset[int]  # the ids of inputs that torch.tensor([...]) made in the trace
@@ -168,6 +170,8 @@ def _bound(
         put_again=traced.left.put_again,
         unraised=mine.conditions(signature.unraised),
         fixed=signature.fixed,
+        taken=signature.taken,
+        why_plain=traced.why_plain,
         own=places,
         shares=mine.shares,
         literals=frozenset([id(step.inputs.items[position].real) for position in step.literals]),

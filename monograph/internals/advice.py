@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from monograph.capture.captured import Captured
 from monograph.capture.guards.sources.values import Moves
 from monograph.capture.trace import LOGGER
 from monograph.compiler import Build
@@ -20,6 +22,7 @@ from monograph.user_code.lines import Origin, user_place_of
 
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
 _SHOWN: Final = 4  # sizes
+_NEEDS: Final = "needs the number itself, as an index, a size, a range, a text and the rate of a dropout do; arithmetic alone has one build for all values"
 
 
 @dataclass
@@ -68,8 +71,9 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
 def after_capture(build: Build, call: Call) -> Build:
     """The build, with other advice where the capture has shown that a number or a size which changes cannot be an input."""
     reason, fixed = build.reason, build.captured.fixed
-    if reason.cause is Cause.NUMBER and not _is_input(build, reason.place):
-        return replace(build, reason=Reason(reason, Cause.FIXED, reason.place, advice=_about_fixed(reason)))
+    if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):
+        text = _why_fixed(reason.place, build.captured)
+        return replace(build, reason=Reason(reason, Cause.FIXED, reason.place, advice=text))
     varying = Varying.in_key(call.key)
     if reason.cause is Cause.SIZE and fixed and varying is not None:
         line = _line(next(iter(fixed.values())))
@@ -108,8 +112,12 @@ def _is_input(build: Build, place: str) -> bool:
         for key, value in source.recorded.items()
         if issubclass(type(value), Moves)
     )
-    fixed = (found[1] for about in build.guards.conditions.about if (found := FIXED.match(about)))
-    return any(place == label or place.startswith(f"{label}[") for label in moving) and place not in fixed
+    is_moving = any(place == label or place.startswith(f"{label}[") for label in moving)
+    word = re.compile(rf"(?<![\w.\]]){re.escape(place)}(?![\w.\[])")
+    conditions = build.guards.conditions.about
+    return is_moving and not any(
+        found is not None and word.search(found[1]) for found in map(FIXED.match, conditions)
+    )
 
 
 def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
@@ -148,10 +156,18 @@ def _about_numbers(reason: Reason) -> str:
 
 
 def _about_fixed(reason: Reason) -> str:
-    return (
-        f"each value of {reason.place} has a build: code of the step needs the number itself, as an index, a size, a range "
-        "or a text do; arithmetic alone has one build for all values"
-    )
+    return f"each value of {reason.place} has a build: code of the step {_NEEDS}"
+
+
+def _why_fixed(place: str, captured: Captured) -> str:
+    """What keeps a number that has changed a constant of the step, as its capture has found."""
+    if (where := captured.taken.get(place)) is not None:
+        why = f"{_line(where)} {_NEEDS}"
+    elif captured.why_plain in ("", place):
+        why = "it is used in a way that no input can be; as a float argument it has one build"
+    else:
+        why = f"numbers stay what they are in this build ({captured.why_plain}); as a float argument it has one build"
+    return f"each value of {place} has a build: {why}"
 
 
 def _about_values(reason: Reason) -> str:
@@ -161,6 +177,8 @@ def _about_values(reason: Reason) -> str:
 
 
 def _about_hyperparameters(reason: Reason) -> str:
+    if reason.what == "fixed":
+        return _about_fixed(reason)
     if reason.what == "branch":
         return "each side has a build, and both stay; on one side numbers move without a build"
     found = OF_GROUP.search(f"{reason.place} {reason}")

@@ -82,7 +82,7 @@ CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "strides": (then(x(8, 4).t()), "argument x has the strides", "pass x.contiguous()"),
     "text": (then(x(), "a"), "2 positional arguments", "give the same ones in each call"),
     "attribute": (after(lambda s: setattr(s, "beta", 3.0)), "graph.beta changed from 1.0 to 3.0", "graph.beta is an input from here on"),
-    "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "code of the step needs the number itself"),
+    "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "needs the number itself, as an index"),
     "text of an attribute": (after(lambda s: setattr(s, "mode", "abc")), "graph.mode changed", "each value of graph.mode has a build"),
     "lr": (after(lambda s: group(s).update(lr=torch.tensor(0.1))), "lr changed", 'optimizer.param_groups[0]["lr"]'),
     "weight decay": (after(lambda s: group(s).update(weight_decay=0.0)), "weight_decay != 0", "each side has a build"),
