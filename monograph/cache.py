@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -12,6 +12,7 @@ from monograph.capture.effects.python_objects.changed_numbers import moved_numbe
 from monograph.capture.effects.python_objects.number_places import Place
 from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
+from monograph.capture.guards.sources.stores import lines_that_store
 from monograph.compiler import Build
 from monograph.ir.call.differences import change_text
 from monograph.ir.call.forms import CallForms
@@ -269,7 +270,8 @@ class BuildCache:
         """All that keeps a build from serving this call, for one build after the other."""
         for taken in self._taken(call):
             for build in self._builds_for(taken):
-                yield [*build.differences(taken)] or [Reason("a guard failed")]
+                found = [_with_writer(self.living(), item) for item in build.differences(taken)]
+                yield found or [Reason("a guard failed")]
         for taken in self._taken(call):
             if not self._live.get(taken.key) and taken.key in self._let_go:
                 yield [self._let_go[taken.key]]
@@ -278,6 +280,14 @@ class BuildCache:
                 yield list(_of_key(known, call.key))
         if (difference := misfit(call, self.signatures())) is not None:
             yield [difference.followed_by(self.forms.staying.about(call, difference))]
+
+
+def _with_writer(builds: Sequence[Build], reason: Reason) -> Reason:
+    """A reason with the line of build() that gives this place its value, if a step of one of these does."""
+    writing = [build for build in builds if reason.place and reason.place in build.captured.places_written()]
+    name = reason.place.rpartition(".")[2]
+    lines = [line for build in writing for line in lines_that_store(build.guards.sources, name)]
+    return reason.followed_by(f", which {lines[0].file}:{lines[0].line} writes") if lines else reason
 
 
 def _of_key(known: Key, now: Key) -> Iterator[Reason]:

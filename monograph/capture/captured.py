@@ -62,6 +62,19 @@ class Captured(BoundProgram):
     def __repr__(self) -> str:
         return f"<Captured {self.program!r}>"
 
+    def places_written(self) -> set[str]:
+        """Attributes, globals and entries that each step gives a value, as reasons for builds name them."""
+        paths = [port.path for port in self.program.outputs]
+        paths += [write.about.partition(" (")[0] for write in self.writes]
+        put = {(id(table), name) for table, name, _ in self.put_again.places}
+        labels = {
+            source.item_label(name)
+            for source in self.guards.sources
+            for table, name in put
+            if id(source.container()) == table
+        }
+        return labels | {place for path in paths for place in (path, f"graph.{path}")}
+
     def for_good(self) -> Self:
         """The same without what would undo it, which keeps the state of before alive."""
         return replace(self, undo=_nothing)

@@ -96,3 +96,31 @@ def test_with_accumulation_numbers_stay_what_they_are() -> None:
     reason = reasons_of(graph, x(), scale=2.0)
     assert "needs the number itself" not in reason.advice
     assert "numbers stay what they are in this build (gradients are accumulated)" in reason.advice
+
+
+class Caching(nn.Module):
+    """A layer that keeps what it has made for a number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.table, self.scale = nn.Linear(8, 8), None, 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None or self.table.shape[0] != x.shape[0]:
+            self.table = torch.arange(float(x.shape[0]))[:, None]  # at: table
+        return self.inner(x) * self.scale + self.table  # type: ignore[no-any-return]
+
+
+def test_the_line_of_the_step_that_has_written_a_value_is_named() -> None:
+    model = Caching()
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.backend("aten")
+    for rows in (4, 4, 5, 6, 7):
+        step(x(rows, 8), x(rows, 8))
+    wrote = f"test_reasons.py:{line_of('table', __file__)} writes"
+    reasons = [build.reason for build in step.builds if "table" in build.reason]
+    assert reasons[0].startswith("model.table changed from None to a tensor of shape (4, 1), which ")
+    assert all(wrote in reason for reason in reasons)
+    step.model.scale = 2.0  # written here, and by no step
+    step(x(rows, 8), x(rows, 8))
+    assert step.builds[-1].reason.endswith("; model.scale changed from 1.0 to 2.0")
