@@ -129,6 +129,11 @@ def test_an_impossible_budget_says_what_is_possible_and_changes_nothing():
     least = int(caught.value.hint.partition("(")[2].partition(")")[0])
     step.config.set_memory_budget(least)
     step(x, y)
+    step.config.set_memory_budget("0.01x")
+    with pytest.raises(
+        PlanError, match=r"'0\.01x' is that share of .* KiB, which it holds with nothing computed again"
+    ):
+        step(x, y)
     step.config.set_memory_budget(least - 1)
     with pytest.raises(PlanError, match=rf"holds .* \({least:,} bytes\) at least"):
         step(x, y)
