@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -12,12 +12,13 @@ from monograph.capture.effects.python_objects.changed_numbers import moved_numbe
 from monograph.capture.effects.python_objects.number_places import Place
 from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
+from monograph.capture.guards.sources.stores import lines_that_store
 from monograph.compiler import Build
 from monograph.ir.call.differences import change_text
 from monograph.ir.call.forms import CallForms
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
-from monograph.ir.call.reason import Cause, Reason, of_owned
+from monograph.ir.call.reason import Cause, Reason, joined, of_owned
 from monograph.ir.call.signature import NO_KEY, Call, Key, Signature
 from monograph.ir.call.varying import Varying
 from monograph.ir.port import FREE
@@ -130,14 +131,14 @@ class BuildCache:
             if build.fits(call):
                 return build
         for build in builds:
-            if build.differs(call) is None:
+            if next(build.differences(call), None) is None:
                 build.guards.settle()  # values are other objects that are equal
                 return build
         for build in builds:
             if build.bind_anew() is None:
                 self._follow(build.guards.tensors)
                 self._own.recount()
-                if build.differs(call) is None:
+                if next(build.differences(call), None) is None:
                     return build
         return None
 
@@ -262,29 +263,44 @@ class BuildCache:
         """Why no build fits this call, as a sentence."""
         if not self.all:
             return Reason("first call", Cause.FIRST)
-        return next(self._reasons(call), Reason("a new form of arguments", Cause.STRUCTURE))
+        found = next(filter(None, map(joined, self._reasons(call))), None)
+        return found or Reason("a new form of arguments", Cause.STRUCTURE)
 
-    def _reasons(self, call: Call) -> Iterator[Reason]:
+    def _reasons(self, call: Call) -> Iterator[list[Reason]]:
+        """All that keeps a build from serving this call, for one build after the other."""
         for taken in self._taken(call):
             for build in self._builds_for(taken):
-                yield build.differs(taken) or Reason("a guard failed")
+                found = [_with_writer(self.living(), item) for item in build.differences(taken)]
+                yield found or [Reason("a guard failed")]
         for taken in self._taken(call):
             if not self._live.get(taken.key) and taken.key in self._let_go:
-                yield self._let_go[taken.key]
+                yield [self._let_go[taken.key]]
         for known in reversed(self._live):
-            if known.signature[:3] != call.key.signature[:3]:
-                continue
-            if known.version != call.key.version:
-                yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
-            if known.settings != call.key.settings:
-                yield _settings_changed(known.settings, call.key.settings)
-            for what, old, new in zip(MODE_NAMES, known.signature[3], call.key.signature[3], strict=False):
-                if old != new:
-                    values = what not in WITHOUT_VALUES
-                    text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
-                    yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
+            if known.signature[:3] == call.key.signature[:3]:
+                yield list(_of_key(known, call.key))
         if (difference := misfit(call, self.signatures())) is not None:
-            yield difference.followed_by(self.forms.staying.about(call, difference))
+            yield [difference.followed_by(self.forms.staying.about(call, difference))]
+
+
+def _with_writer(builds: Sequence[Build], reason: Reason) -> Reason:
+    """A reason with the line of build() that gives this place its value, if a step of one of these does."""
+    writing = [build for build in builds if reason.place and reason.place in build.captured.places_written()]
+    name = reason.place.rpartition(".")[2]
+    lines = [line for build in writing for line in lines_that_store(build.guards.sources, name)]
+    return reason.followed_by(f", which {lines[0].file}:{lines[0].line} writes") if lines else reason
+
+
+def _of_key(known: Key, now: Key) -> Iterator[Reason]:
+    """What besides the arguments is other in a key."""
+    if known.version != now.version:
+        yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
+    if known.settings != now.settings:
+        yield from _settings_changed(known.settings, now.settings)
+    for what, old, new in zip(MODE_NAMES, known.signature[3], now.signature[3], strict=False):
+        if old != new:
+            values = what not in WITHOUT_VALUES
+            text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
+            yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
 
 
 def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:
@@ -293,12 +309,15 @@ def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:
             builds.remove(build)
 
 
-def _settings_changed(before: Settings, now: Settings) -> Reason:
-    names = [field.name for field in fields(Settings) if field.compare]
-    values = ((name, getattr(before, name), getattr(now, name)) for name in names)
-    name, old, new = next(item for item in values if item[1] != item[2])
-    message = change_text("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
-    return Reason(message or changed(f"{name} of the configuration", old, new), Cause.SETTING, name)
+def _settings_changed(before: Settings, now: Settings) -> Iterator[Reason]:
+    for name in [item.name for item in fields(Settings) if item.compare]:
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new:
+            values = f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}"
+            message = change_text("the configuration", *values) or changed(
+                f"{name} of the configuration", old, new
+            )
+            yield Reason(message, Cause.SETTING, name)
 
 
 def _release(build: Build) -> None:

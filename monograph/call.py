@@ -41,7 +41,7 @@ from monograph.ir.call.signature import Call, Spec
 from monograph.numerics.padded import PaddedStep, read_padded
 from monograph.runtime.repetition import Repetition
 from monograph.settings import is_compiled
-from monograph.user_code.tracebacks import raised_by_user, with_own_frames
+from monograph.user_code.tracebacks import after_interrupt, raised_by_user, with_own_frames
 
 
 def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -84,6 +84,8 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise error.brief()  # noqa: B904  # it is the same error
     except Exception as error:
         raise with_own_frames(error)  # noqa: B904  # it is the same error
+    except KeyboardInterrupt as error:
+        raise after_interrupt(error)  # noqa: B904  # it is the same error
 
 
 def compile_only(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,6 +104,8 @@ def build_of_call(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         raise error.brief()  # noqa: B904  # it is the same error
     except Exception as error:
         raise with_own_frames(error)  # noqa: B904  # it is the same error
+    except KeyboardInterrupt as error:
+        raise after_interrupt(error)  # noqa: B904  # it is the same error
 
 
 def _build_of_call(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, Call]:

@@ -19,7 +19,7 @@ from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
 from monograph.distributed.programs.collectives import begins_collective
 from monograph.errors import BackendError, CaptureError, PlanError
-from monograph.ir.call.reason import Cause, Reason
+from monograph.ir.call.reason import Cause, Reason, joined
 from monograph.ir.call.signature import Call
 from monograph.ir.call.varying import ones_in
 from monograph.ir.program import Program
@@ -185,7 +185,7 @@ class Build(Displayed):
     def takes_branches(self, leaves: Sequence[Any]) -> bool:
         """True if Python would take the branches of the capture with these arguments, and the numbers of now.
 
-        A number that is gone decides nothing: `differs` says so.
+        A number that is gone decides nothing: `differences` says so.
         """
         try:
             inputs = self.executor.bind(leaves)
@@ -193,14 +193,15 @@ class Build(Displayed):
             return False
         return self.guards.conditions_hold(inputs)
 
-    def differs(self, call: Call) -> Reason | None:
-        """Why it cannot serve a call, as a sentence; None if values at most are other objects that are equal."""
+    def differences(self, call: Call) -> Iterator[Reason]:
+        """Why it cannot serve a call, as sentences; none if values at most are other objects that are equal."""
         try:
             inputs = self.executor.bind(call.leaves)
         except LookupError:
             text = "a number that the step reads is gone: of a param group, or of optimizer state"
-            return Reason(text, Cause.HYPERPARAMETER)
-        return self.guards.reason(inputs, call)
+            yield Reason(text, Cause.HYPERPARAMETER)
+            return
+        yield from self.guards.reasons(inputs, call)
 
 
 class Builds(Displayed, tuple[Build, ...]):
@@ -341,6 +342,6 @@ def _check_branches(guards: Guards, inputs: Sequence[Any], call: Call) -> None:
     """The branches that the trace took must be those that this very step takes."""
     if not guards.conditions_hold(inputs):
         raise CaptureError(
-            f"the capture took a branch that this step does not take: {guards.reason(inputs, call)}",
+            f"the capture took a branch that this step does not take: {joined(guards.reasons(inputs, call))}",
             hint="the optimizer counts in a way that a capture cannot follow; run it eagerly",
         )

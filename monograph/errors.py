@@ -51,6 +51,7 @@ class MonographError(Exception):
         self.message = message
         self.where = where if where is not None else self._place(sys._getframe(1))
         self.hint = hint
+        self.source = ""  # the text of that line, where it is what has failed
         self.cause: BaseException | None = None  # what it came from, once this error is brief
 
     @staticmethod
@@ -72,9 +73,10 @@ class MonographError(Exception):
         place = (
             f'\n  at "{self.where.file}", line {self.where.line}' if self.where and self.where.file else ""
         )
+        source = f"\n      {self.source}" if self.source else ""
         module = f"\n  in module {self.where.module}" if self.where and self.where.module else ""
         hint = f"\n  hint: {self.hint}" if self.hint else ""
-        return f"{self.message}{place}{module}{hint}"
+        return f"{self.message}{place}{source}{module}{hint}"
 
 
 class DefinitionError(MonographError, AttributeError):

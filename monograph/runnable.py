@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -15,13 +16,24 @@ from monograph.backends.aten import plan_to_run
 from monograph.compat.tensors import storage_key
 from monograph.errors import BackendError
 from monograph.ir.call.signature import Spec
-from monograph.ir.graph_signature import Argument, BoundProgram, Copy, Fixed, HeldGradient, Number
-from monograph.ir.meta import TensorMeta, value
+from monograph.ir.graph_signature import (
+    MOVES,
+    Argument,
+    BoundProgram,
+    Copy,
+    Fixed,
+    HeldGradient,
+    Number,
+    ReadAfter,
+    Write,
+)
+from monograph.ir.meta import TensorMeta, origin, output_nodes, value
 from monograph.ir.port import Role
 from monograph.plan.plan import Plan
 from monograph.runtime.executor import Executor
 from monograph.runtime.runner import Runner, is_promised, resolving
-from monograph.settings import PLAIN, Settings
+from monograph.settings import PLAIN, Settings, is_compiled
+from monograph.user_code.lines import Origin
 
 PLANNED_ONLY: Final = f"planned as on {PLAIN} and the CPU, and not to be run: tensors on meta have no memory"
 
@@ -43,11 +55,35 @@ def order_of(
     report: Callable[[str], object] = str,
 ) -> LoweringRequest:
     """What a backend gets to lower a plan, that of the bound program after its passes."""
-    waits = not settings.is_compiled and any(
-        write.moves and not write.value.is_known for write in bound.writes
-    )
-    in_place = _in_place(bound, plan, shared) if not waits else frozenset()  # such a number may yet fail
+    waits = not settings.is_compiled and any(map(_may_fail, bound.writes))
+    in_place = _in_place(bound, plan, shared) if not waits else frozenset()
     return LoweringRequest(plan, settings, in_place, report=report)
+
+
+def _may_fail(write: Write) -> bool:
+    """True for a number that Python computes after the step, and may refuse to: nothing is written until it is there."""
+    return bool(write.moves) and bool(write.value.may_fail_after)
+
+
+def why_not_in_place(bound: BoundProgram, backend: str) -> list[str]:
+    """Why a backend that runs op by op keeps old and new state apart, with the lines that read numbers; empty if it need not."""
+    if is_compiled(backend) or not bound.targets:  # which holds nothing any more
+        return []
+    first = sum(port.role is Role.USER for port in bound.program.outputs)
+    outputs = zip(bound.targets, output_nodes(bound.program.graph)[first:], strict=True)
+    made = {target: node for target, node in outputs if isinstance(target, ReadAfter)}
+    return [
+        f"{_lines(origin(made[leaf]) for leaf in write.value.leaves if isinstance(leaf, ReadAfter))}: build() computes "
+        f"{write.about.removesuffix(MOVES)} from a number of this step in a way that may raise an error, as a division by 0 does: "
+        "new state waits for it, so that no update is compiled or in place. Return the tensor, or keep what .item() gives, and "
+        "compute outside of build()"
+        for write in bound.writes
+        if _may_fail(write)
+    ]
+
+
+def _lines(origins: Iterable[Origin]) -> str:
+    return ", ".join(dict.fromkeys(f"{os.path.basename(where.file)}:{where.line}" for where in origins))
 
 
 def make_runnable(

@@ -8,6 +8,7 @@ from monograph.backends import aten, exact, in_stages
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.errors import BackendError, PlanError
+from monograph.ir.text import bytes_texts
 from monograph.kernels.tuned import TunedKernel
 from monograph.settings import PLAIN
 
@@ -29,9 +30,8 @@ def lower(order: LoweringRequest) -> LoweredProgram:
     lowered = LOWER[order.settings.backend](order)
     limit, held = order.plan.limit, (lowered.memory or order.plan.memory).peak_bytes
     if limit is not None and held > limit:
-        message = (
-            f"{lowered.backend} holds {held:,} bytes in its order of the step, and {limit:,} are the budget"
-        )
+        most, budget = bytes_texts(held, limit)
+        message = f"{lowered.backend} holds {most} in its order of the step, and the budget is {budget}"
         hint = f"config.set_memory_budget({held}), or a smaller batch"
         raise (BackendError if lowered.backend != PLAIN else PlanError)(message, hint=hint)
     return with_search(lowered, order)

@@ -55,6 +55,8 @@ class Captured(BoundProgram):
     put_again: PutAgain  # what it only sets
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
+    taken: Mapping[str, Origin]  # the same for other numbers, by their paths
+    why_plain: str  # why numbers that have changed are constants in it
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     shares: Shares  # those of the ranks of a pipeline
     literals: frozenset[int]  # the ids of inputs that torch.tensor([...]) made in the trace
@@ -62,6 +64,19 @@ class Captured(BoundProgram):
 
     def __repr__(self) -> str:
         return f"<Captured {self.program!r}>"
+
+    def places_written(self) -> set[str]:
+        """Attributes, globals and entries that each step gives a value, as reasons for builds name them."""
+        paths = [port.path for port in self.program.outputs]
+        paths += [write.about.partition(" (")[0] for write in self.writes]
+        put = {(id(table), name) for table, name, _ in self.put_again.places}
+        labels = {
+            source.item_label(name)
+            for source in self.guards.sources
+            for table, name in put
+            if id(source.container()) == table
+        }
+        return labels | {place for path in paths for place in (path, f"graph.{path}")}
 
     def for_good(self) -> Self:
         """The same without what would undo it, which keeps the state of before alive."""
@@ -171,6 +186,8 @@ def _bound(
         put_again=traced.left.put_again,
         unraised=mine.conditions(signature.unraised),
         fixed=signature.fixed,
+        taken=signature.taken,
+        why_plain=traced.why_plain,
         own=places,
         shares=mine.shares,
         literals=frozenset([id(step.inputs.items[position].real) for position in step.literals]),

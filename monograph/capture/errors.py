@@ -22,7 +22,7 @@ from monograph.errors import (
     first_line,
 )
 from monograph.state.find import Owned
-from monograph.user_code.lines import user_place, user_place_of
+from monograph.user_code.lines import source_of, user_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
 
 _VALUE_READ = (  # what is said where code asks a fake for its values
@@ -150,7 +150,9 @@ def translated(error: Exception, owned: Owned) -> Exception:
             error.add_note(str(place))
         return error  # raised by the user's own code: theirs to see as it is
     kind = capture_error_of(error)
-    return kind(f"capture failed: {first_line(error)}", where=place, hint=_hint_of(str(error)))
+    made = kind(f"capture failed: {first_line(error)}", where=place, hint=_hint_of(str(error)))
+    made.source = source_of(place)
+    return made
 
 
 def _hint_of(said: str) -> str:

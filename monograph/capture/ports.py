@@ -70,6 +70,7 @@ class GraphSignature:
     unraised: Conditions
     overlaps: Overlaps
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's line for each
+    taken: Mapping[str, Origin]  # the same for other numbers that could move, by their paths
 
     def all_results(self) -> list[Result]:
         """The leaves of what a call returns, and of what it leaves in its arguments."""
@@ -117,9 +118,10 @@ def graph_signature(
         for refill in step.results.argument_changes.refills
     )
     changes = replace(step.results.argument_changes, refills=refills)
-    return GraphSignature(
-        program, outside, results, changes, conditions, unraised, overlaps, dict(inputs.moving.fixed)
-    )
+    at, items = inputs.symbols, inputs.items
+    taken = {items[at[name]].path: where for name, where in inputs.moving.taken.items() if name in at}
+    fixed = dict(inputs.moving.fixed)
+    return GraphSignature(program, outside, results, changes, conditions, unraised, overlaps, fixed, taken)
 
 
 def _conditions(step: TracedStep, recorded: fx.Graph, functional: fx.Graph) -> tuple[Conditions, Conditions]:

@@ -23,7 +23,7 @@ from monograph.capture.tensors.recurrent_layers import joins_gradients
 from monograph.distributed.zero import parts_of_whole
 from monograph.errors import CaptureError, MonographError, first_line
 from monograph.state.snapshot import Snapshot
-from monograph.user_code.lines import Origin
+from monograph.user_code.lines import Origin, user_place_of
 
 _LOGGER = logging.getLogger("monograph")
 _NONE: frozenset[str] = frozenset()
@@ -36,6 +36,7 @@ class Recording:
     step: TracedStep
     graph: fx.GraphModule
     why_still: str = ""  # why numbers that move are constants in it
+    why_plain: str = ""  # and why numbers in Python objects are that have changed
 
 
 class Retraces:
@@ -166,21 +167,28 @@ class Retraces:
         """
         step = last.step
         if step.effects.lost or step.request.settings.accumulation_steps > 1:
-            return last
+            lost = next(iter(step.effects.lost), "")
+            return replace(last, why_plain=f"build() changes {lost}" if lost else "gradients are accumulated")
         changed = unique(step.objects.changed(step.reads, step.effects))
         with_outside = unique([*changed, *step.objects.moved(step.request.moved)])
         trials = [with_outside, changed] if len(with_outside) > len(changed) else [changed]
+        why = ""
         for places in filter(None, trials):
             found = self._counted(last, places, as_plain=places is not changed)
-            if found is not None:
-                return found
+            others = [place for place in places if place.label != found]  # but for the one at fault
+            if isinstance(found, str) and places is not changed and changed != others != list(places):
+                why, places = why or found, others
+                found = self._counted(last, others, as_plain=True)
+            if isinstance(found, Recording):
+                return replace(found, why_plain=why)
+            why = why or found
         if not any(trials):
             return last
         step = self._again(step, step.still, step.known_counters)
-        return replace(last, step=step, graph=step.record())
+        return replace(last, step=step, graph=step.record(), why_plain=why)
 
-    def _counted(self, last: Recording, places: Sequence[Place], *, as_plain: bool) -> Recording | None:
-        """The step with numbers that move in these places; None if they are used in a way that cannot be followed.
+    def _counted(self, last: Recording, places: Sequence[Place], *, as_plain: bool) -> Recording | str:
+        """The step with numbers that move in these places; why not, if they are used in a way that cannot be followed.
 
         With `as_plain` it must do what it does with the plain numbers that are there now.
         """
@@ -202,7 +210,10 @@ class Retraces:
         except Exception as error:  # what is wrong with the step itself, the next trace reports
             _LOGGER.debug("%s: numbers that change are constants: %s", step.request.name, first_line(error))
             step.snapshot.random.touched = touched
-            return None
+            if isinstance(error, Uncounted):
+                return str(error)
+            where = user_place_of(error)
+            return f"{where}: {first_line(error)}" if where.file else first_line(error)
         finally:
             numbers.remove()
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -44,6 +45,9 @@ from monograph.state.find import Owned, check_owned
 from monograph.state.signals import held_back
 from monograph.state.snapshot import take_snapshot, torch_modes
 
+WITH_VALUES: Final = (
+    "on copies of the real tensors, which is normal for ops whose results torch cannot describe beforehand"
+)
 LOGGER = logging.getLogger("monograph")
 TRACE_LOCK = threading.RLock()  # torch's tracing state is per process in places: one trace at a time
 
@@ -97,7 +101,7 @@ def _captured_on_fakes(request: Request) -> Captured:
             if missing or VALUES_NOT_KNOWN not in str(second):
                 raise  # the real kernel refuses too, in its own words, or the second trace came further
             raise translated(error, request.owned) from error
-        LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
+        LOGGER.info("%s: captured %s (%s)", request.name, WITH_VALUES, first_line(error))
         return captured
 
 

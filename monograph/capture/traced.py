@@ -45,6 +45,7 @@ class Traced:
     left: LeftInAttributes
     once: Sequence[str]  # what no replay does again
     notes: Sequence[str]
+    why_plain: str  # why numbers in Python objects that have changed are constants
 
 
 def trace_step(
@@ -84,7 +85,7 @@ def trace_step(
     notes += about_lonely(recording.graph.graph, request.owned, step.replicas, is_pipeline=is_pipeline)
     notes += about_whole(request.owned)
     once = [*step.effects.once, *(write.about for write in left.made)]
-    return Traced(step, recording.graph, left, once, notes)
+    return Traced(step, recording.graph, left, once, notes, recording.why_plain)
 
 
 def _left_in_attributes(step: TracedStep) -> LeftInAttributes:

@@ -23,6 +23,7 @@ from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
 from monograph.ir.text import Displayed, Rows, table
+from monograph.runnable import why_not_in_place
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
@@ -65,6 +66,7 @@ class Profile(Displayed):
     step_seconds: float  # of the build, as it runs
     roofline: Roofline
     ops: tuple[OpTime, ...]
+    costs: tuple[str, ...] = ()  # lines of the user's that make it slower
 
     @property
     def seconds(self) -> float:
@@ -124,6 +126,7 @@ class Profile(Displayed):
             columns = (title, "ops", "ms", "of all", "MFLOP", "MB", "of the roofline")
             more = f"\nand {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
             parts.append(table(columns, rows) + more)
+        parts += self.costs
         return "\n\n".join(parts)
 
 
@@ -141,7 +144,14 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
             build.executor.rehearse(copies)
             _finish(copies)
             seconds.append(perf_counter() - start)
-    return Profile(name, build.backend, min(seconds), roofline, ops)
+    return Profile(
+        name,
+        build.backend,
+        min(seconds),
+        roofline,
+        ops,
+        tuple(why_not_in_place(build.executor.bound, build.backend)),
+    )
 
 
 class _TimedWalk(Walk):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from monograph.capture.captured import Captured
 from monograph.capture.guards.sources.values import Moves
 from monograph.capture.trace import LOGGER
 from monograph.compiler import Build
@@ -20,6 +22,7 @@ from monograph.user_code.lines import Origin, user_place_of
 
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
 _SHOWN: Final = 4  # sizes
+_NEEDS: Final = "needs the number itself, as an index, a size, a range, a text and the rate of a dropout do; arithmetic alone has one build for all values"
 
 
 @dataclass
@@ -28,13 +31,15 @@ class Advised:
 
     causes: set[Cause] = field(default_factory=set)
 
-    def log(self, graph: str, number: int, reason: Reason) -> None:
-        """Log a build after the first: aloud where its cause is new, or where there are many."""
-        is_new = reason.cause not in self.causes and bool(reason.advice)  # else there is nothing to write
+    def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
+        """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
+        serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
+        # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
+        is_new = reason.cause not in self.causes and bool(reason.advice) and not serves_all
         aloud = is_new or number >= _MANY_BUILDS
         self.causes.add(reason.cause)
         level = logging.WARNING if aloud else logging.INFO
-        said = f"; {reason.advice}" if aloud and reason.advice else ""
+        said = f"; {reason.advice}" if (aloud or serves_all) and reason.advice else ""
         LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
 
 
@@ -66,8 +71,9 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
 def after_capture(build: Build, call: Call) -> Build:
     """The build, with other advice where the capture has shown that a number or a size which changes cannot be an input."""
     reason, fixed = build.reason, build.captured.fixed
-    if reason.cause is Cause.NUMBER and not _is_input(build, reason.place):
-        return replace(build, reason=Reason(reason, Cause.FIXED, reason.place, advice=_about_fixed(reason)))
+    if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):
+        text = _why_fixed(reason.place, build.captured)
+        return replace(build, reason=Reason(reason, Cause.FIXED, reason.place, advice=text))
     varying = Varying.in_key(call.key)
     if reason.cause is Cause.SIZE and fixed and varying is not None:
         line = _line(next(iter(fixed.values())))
@@ -106,8 +112,12 @@ def _is_input(build: Build, place: str) -> bool:
         for key, value in source.recorded.items()
         if issubclass(type(value), Moves)
     )
-    fixed = (found[1] for about in build.guards.conditions.about if (found := FIXED.match(about)))
-    return any(place == label or place.startswith(f"{label}[") for label in moving) and place not in fixed
+    is_moving = any(place == label or place.startswith(f"{label}[") for label in moving)
+    word = re.compile(rf"(?<![\w.\]]){re.escape(place)}(?![\w.\[])")
+    conditions = build.guards.conditions.about
+    return is_moving and not any(
+        found is not None and word.search(found[1]) for found in map(FIXED.match, conditions)
+    )
 
 
 def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
@@ -146,19 +156,29 @@ def _about_numbers(reason: Reason) -> str:
 
 
 def _about_fixed(reason: Reason) -> str:
-    return (
-        f"each value of {reason.place} has a build: code of the step needs the number itself, as an index, a size, a range "
-        "or a text do; arithmetic alone has one build for all values"
-    )
+    return f"each value of {reason.place} has a build: code of the step {_NEEDS}"
+
+
+def _why_fixed(place: str, captured: Captured) -> str:
+    """What keeps a number that has changed a constant of the step, as its capture has found."""
+    if (where := captured.taken.get(place)) is not None:
+        why = f"{_line(where)} {_NEEDS}"
+    elif captured.why_plain in ("", place):
+        why = "it is used in a way that no input can be; as a float argument it has one build"
+    else:
+        why = f"numbers stay what they are in this build ({captured.why_plain}); as a float argument it has one build"
+    return f"each value of {place} has a build: {why}"
 
 
 def _about_values(reason: Reason) -> str:
     if " changed from absent to " in reason:
         return f"{reason.place} came with the first step: give it a value in __init__(), and there is no such build"
-    return f"each value of {reason.place} has a build: what changes from step to step can be a tensor or a float argument"
+    return _OF_VALUES.get(reason.what, _OF_VALUES["object"]).format(place=reason.place)
 
 
 def _about_hyperparameters(reason: Reason) -> str:
+    if reason.what == "fixed":
+        return _about_fixed(reason)
     if reason.what == "branch":
         return "each side has a build, and both stay; on one side numbers move without a build"
     found = OF_GROUP.search(f"{reason.place} {reason}")
@@ -188,6 +208,20 @@ _OF_FORMS: Final = {  # what to pass in the place of an argument, by the field o
     "hooks": "{place} without hooks of its own",
     "unresolved": "{place}.resolve_conj().resolve_neg()",
     "attributes": "{place} without attributes of its own",
+}
+_OF_VALUES: Final = {  # what to write in the place of a value, by its kind
+    "number": "each value of {place} has a build: what changes from step to step can be a tensor or a float argument",
+    "bool": "each value of {place} has a build, and both stay; for one build pass a tensor, by which torch.where(it, a, b) chooses",
+    "text": "each value of {place} has a build, and all stay: few texts need nothing; keep a text that is another one at each "
+    "step, such as the name of a file, out of the step",
+    "function": "each function has a build: make that in {place} once, since a lambda or a partial that is made anew is another "
+    "one each time",
+    "None": "there is a build with {place} and one without it, and both stay; for one build, give it a value from the first step on",
+    "option": "each value of {place} has a build, and all stay",
+    "kinds": "each kind of value in {place} has a build: let it be of one kind, such as a tensor or a float",
+    "tensor": "write into the tensor in {place}, as {place}.copy_(new) does; one that has another shape at each step can be an "
+    "argument",
+    "object": "each object in {place} has a build: keep the same one there, and change its numbers and tensors",
 }
 _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.FORM: _about_form,

@@ -45,7 +45,7 @@ from monograph.state.find import Owned, kept_parameters
 from monograph.state.signals import Hold, interruptible
 from monograph.state.state_store import StateStore
 from monograph.user_code.lines import user_place
-from monograph.user_code.tracebacks import forget_locals
+from monograph.user_code.tracebacks import forget_locals, interrupts_say
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
 Capture: TypeAlias = Callable[[Request], Captured]
@@ -286,7 +286,8 @@ class Internals:
         observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__)
         request = replace(self.request_of_build(call, is_rare=is_rare), observer=observer)
         with interruptible() as hold:  # a build is kept as soon as its capture cannot be undone any more
-            with counted_build(self.name, reason), self.first_state.noted(optimizers):
+            doing = f"capturing build {number}; {self.name} is unchanged, call it again"
+            with counted_build(self.name, reason), self.first_state.noted(optimizers), interrupts_say(doing):
                 try:
                     build = self._compiled(call, request, reason, number, hold, capture_by)
                 except Exception as error:
@@ -300,10 +301,10 @@ class Internals:
 
     def keep(self, call: Call, build: Build, *, is_rare: bool = False) -> None:
         """Add a build for calls like this one."""
-        if build.number:
-            self.advised.log(self.name, build.number, build.reason)
-        drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
         call = self.cache.forms.narrowed(call, why_fixed(build.captured.fixed))
+        if build.number:
+            self.advised.log(self.name, build.number, build.reason, call)
+        drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
         self.cache.forms.keep(call)
         self.cache.keep(call.key, build)
         self.upgrades.await_for(build, self.cache.living(), is_rare=is_rare)

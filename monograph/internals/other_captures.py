@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.capture.trace import LOGGER, WITH_VALUES, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, compile_step
-from monograph.errors import MonographError, SignatureError
+from monograph.errors import MonographError, SignatureError, first_line
 from monograph.internals.internals import Internals
 from monograph.internals.misfit import misfit_behind
 from monograph.ir.call.reason import Reason
@@ -20,7 +20,7 @@ APART: Final = -1  # the number of a build that is none of the graph's yet
 
 def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) -> Build:
     """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
-    LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", graph.name, error)
+    LOGGER.info("%s: captured once more, %s (%s)", graph.name, WITH_VALUES, first_line(error))
     cache = graph.cache
     try:
         with interruptible() as hold:

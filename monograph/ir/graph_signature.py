@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -176,6 +176,9 @@ Target = (
     | ReadAfter
     | Between
 )
+
+
+MOVES: Final = " (a number that moves)"
 
 
 @dataclass(frozen=True)

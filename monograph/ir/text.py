@@ -106,6 +106,17 @@ def bytes_text(count: int) -> str:
     return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
 
 
+def bytes_texts(*counts: int) -> list[str]:
+    """Numbers of bytes that are to be told apart: with all their digits where two would read the same."""
+    texts = list(map(bytes_text, counts))
+    if len(set(texts)) == len(set(counts)):
+        return texts
+    return [
+        text if text.endswith(" bytes") else f"{text} ({n:,} bytes)"
+        for text, n in zip(texts, counts, strict=True)
+    ]
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The first column to the left, numbers to the right."""
     widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]

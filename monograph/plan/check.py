@@ -10,6 +10,7 @@ from torch import fx
 from monograph.errors import PlanError
 from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.port import Role
+from monograph.ir.text import bytes_texts
 from monograph.plan.evaluate import Probe
 from monograph.plan.plan import Plan
 from monograph.plan.simulate import Block, Simulation, View
@@ -79,9 +80,11 @@ def _blocks(tensors: Iterable[View]) -> Iterator[Block]:
 
 def _check_bytes(plan: Plan, run: Simulation) -> None:
     if plan.memory.peak_bytes < run.peak_bytes:
-        raise PlanError(f"{run.peak_bytes} bytes are held at once, not {plan.memory.peak_bytes} as planned")
+        held, planned = bytes_texts(run.peak_bytes, plan.memory.peak_bytes)
+        raise PlanError(f"{held} are held at once, not {planned} as planned")
     given = {view.place.block for tensors in run.inputs for view in tensors}
     given_bytes = sum(block.nbytes for block in given)
     planned_bytes = plan.memory.state_bytes + plan.memory.argument_bytes
     if planned_bytes < given_bytes:
-        raise PlanError(f"the inputs hold {given_bytes} bytes, not {planned_bytes} as planned")
+        given_text, planned_text = bytes_texts(given_bytes, planned_bytes)
+        raise PlanError(f"the inputs hold {given_text}, not {planned_text} as planned")

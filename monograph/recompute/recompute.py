@@ -13,6 +13,7 @@ from monograph.errors import PlanError
 from monograph.ir.meta import compute_nodes, computes, metas, origin, output_nodes, value
 from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.program import Program
+from monograph.ir.text import bytes_text, bytes_texts
 from monograph.passes.inductor.foreach_to_single import single_on_cpus
 from monograph.passes.inductor.loss_in_blocks import loss_as_a_whole, loss_in_blocks
 from monograph.passes.run import OnWhole, Pass
@@ -72,10 +73,18 @@ class Recompute:
     def __call__(self, program: Program) -> Program:
         """The program with copies of ops in backward."""
         step = _Step(_as_it_runs(program, is_compiled=self.is_compiled), self.cheap_share)
-        limit = None if self.budget is None else self.budget.of(step.whole())
-        found = step.within(limit, self.free_share, _beside(program))
+        whole = 0 if self.budget is None else step.whole()
+        limit = None if self.budget is None else self.budget.of(whole)
+        try:
+            found = step.within(limit, self.free_share, _beside(program))
+        except PlanError as error:
+            if self.budget is None or self.budget.share is None:
+                raise
+            about = f"{self.budget!r} is that share of {bytes_text(whole)}, which it holds with nothing computed again"
+            raise PlanError(f"{error.message}; {about}", hint=error.hint) from None
         if limit is not None and (peak := peak_of(found)) > limit:
-            raise PlanError(f"{peak:,} bytes are held where {limit:,} were planned")
+            held, planned = bytes_texts(peak, limit)
+            raise PlanError(f"{held} are held where {planned} were planned")
         is_same = limit is None and sum(1 for _ in found.ops()) == sum(1 for _ in step.program.ops())
         return program if is_same else loss_as_a_whole(found)
 
@@ -161,9 +170,10 @@ def _fitting(curve: Curve, limit: int, held: int) -> Schedule:
     found = curve.within(limit - held)
     if found is None:
         least = curve.least + held
+        asked, possible = bytes_texts(limit, least)
         raise PlanError(
-            f"the step cannot run in {limit:,} bytes above its parameters, optimizer state and arguments: "
-            f"it holds {least:,} at least, with all that helps computed again",
+            f"the step cannot run in {asked} above its parameters, optimizer state and arguments: "
+            f"it holds {possible} at least, with all that helps computed again",
             hint=f"config.set_memory_budget({least}), or a smaller batch",
         )
     return found

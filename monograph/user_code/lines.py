@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import warnings
@@ -122,6 +123,11 @@ def stack_of(frame: FrameType | None, depth: int, *, only_user: bool) -> tuple[F
             found.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return tuple(found)
+
+
+def source_of(place: Origin) -> str:
+    """The text of a line; empty if its file is not there."""
+    return linecache.getline(place.file, place.line).strip() if place.file else ""
 
 
 def user_place_of(error: BaseException) -> Origin:

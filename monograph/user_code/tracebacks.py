@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dis
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Final
 
 import torch
 
@@ -16,6 +19,8 @@ from monograph.user_code.files import (
     is_user_file,
     traces,
 )
+
+_INTERRUPTED: Final = "interrupted while "
 
 
 def raised_by_user(error: BaseException) -> bool:
@@ -74,11 +79,18 @@ def own_frames(error: BaseException) -> list[TracebackType]:
     if not own:
         return []
     called = frames[own[-1] + 1 :]
+    if isinstance(error, AttributeError) and all(map(_looks_up, called)):
+        return [frames[index] for index in own]  # a name that is not there, as Python says it too
     if any(map(is_inside, names[own[-1] :])):
         if not is_of_eager_mode(error):
             return []
         called = [frame for frame in called if _is_of_torch_alone(frame.tb_frame.f_code.co_filename)]
     return [frames[index] for index in own] + called
+
+
+def _looks_up(frame: TracebackType) -> bool:
+    """True for code that Python calls for an attribute that it does not find itself."""
+    return frame.tb_frame.f_code.co_name in ("__getattr__", "__getattribute__")
 
 
 def with_own_frames(error: BaseException) -> BaseException:
@@ -94,10 +106,34 @@ def with_own_frames(error: BaseException) -> BaseException:
         return error.with_traceback(None) if _is_of_program(error) else error
     if error.__cause__ is error:
         error.__cause__ = None
+    return error.with_traceback(_chain(frames))
+
+
+@contextmanager
+def interrupts_say(doing: str) -> Iterator[None]:
+    """Around what takes long: an interrupt says what it has interrupted, unless it says something already."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.args = error.args or (f"{_INTERRUPTED}{doing}",)
+        raise
+
+
+def after_interrupt(error: KeyboardInterrupt) -> KeyboardInterrupt:
+    """An interrupt that says what it has interrupted, with no frames but the user's; any other one as it is."""
+    if not str(error).startswith(_INTERRUPTED) or os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
+        return error
+    error.__suppress_context__ = True  # what torch was handling
+    return error.with_traceback(
+        _chain(f for f in _frames(error) if is_user_file(f.tb_frame.f_code.co_filename))
+    )
+
+
+def _chain(frames: Iterable[TracebackType]) -> TracebackType | None:
     shown: TracebackType | None = None
-    for frame in reversed(frames):
+    for frame in reversed(list(frames)):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return error.with_traceback(shown)
+    return shown
 
 
 def forget_locals(error: BaseException) -> None:

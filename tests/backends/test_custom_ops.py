@@ -60,7 +60,7 @@ def test_a_custom_op_is_part_of_the_compiled_step():
 def test_a_custom_op_of_another_layout_than_it_tells_is_found_out_before_it_spoils_a_step(caplog):
     module = nn.Linear(3, 4)
     step = Step(module, turned)
-    with caplog.at_level(logging.WARNING, "monograph"):
+    with caplog.at_level(logging.INFO, "monograph"):
         for _ in range(3):
             x = torch.randn(5, 3)
             torch.testing.assert_close(step(x), (module(x) * 0.5).relu().detach() + 1)

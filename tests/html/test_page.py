@@ -120,6 +120,10 @@ def test_memory_profile_passes_and_explain(page: Any, small: Path) -> None:
     page.goto(small.as_uri())
     page.click("#view-ops")
     page.click("#tab-memory")
+    phases = page.locator("#panel-memory svg text.phase").all_text_contents()
+    assert "forward" in phases
+    assert "update" in phases
+    assert page.locator("#panel-memory svg text.module").all_text_contents()
     box = page.locator("#panel-memory svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert "KiB" in page.text_content("#panel-memory .told")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +110,54 @@ def has_a_slip(h: Tensor) -> Tensor:
     return h.no_such_method()  # type: ignore[attr-defined,no-any-return]
 
 
+class Slips(mg.Graph):
+    """A graph whose build() has a slip."""
+
+    def __init__(self, slip: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.model, self.slip = nn.Linear(8, 8), slip
+
+    def build(self, x: Tensor) -> Any:
+        return self.slip(self, x)
+
+
+@pytest.mark.parametrize(
+    ("slip", "kind", "said"),
+    [
+        (lambda self, x: self.modle(x), AttributeError, "no attribute 'modle'"),
+        (lambda self, x: self.model.wieght * x, AttributeError, "no attribute 'wieght'"),
+        (lambda self, x: self.model(x) + targt, NameError, "name 'targt' is not defined"),  # noqa: F821
+        (lambda self, x: self.model(x).sum(dimm=0), TypeError, "dimm"),
+        (lambda self, x: {}["key"], KeyError, "key"),
+    ],
+)
+def test_a_slip_in_build_is_the_error_of_python_at_its_line(
+    slip: Callable[[Any, Tensor], Any], kind: type[Exception], said: str
+) -> None:
+    graph = Slips(slip)
+    for _ in range(2):
+        with pytest.raises(kind, match=said) as caught:
+            graph(torch.ones(4, 8))
+        assert type(caught.value) is kind
+        printed = "".join(traceback.format_exception(caught.value))
+        assert f'"{__file__}", line {slip.__code__.co_firstlineno}' in printed
+        assert "(lambda self, x: " in printed  # the text of the line
+        assert "monograph/graph.py" not in printed
+        assert len(printed.splitlines()) <= 18
+
+
+def test_what_torch_refuses_is_shown_with_the_text_of_the_line() -> None:
+    def wrong(self: Any, x: Tensor) -> Tensor:
+        return self.model(x) @ x  # type: ignore[no-any-return]
+
+    with pytest.raises(mg.CaptureError, match="cannot be multiplied") as caught:
+        Slips(wrong)(torch.ones(4, 8))
+    place, text = str(caught.value).splitlines()[1:3]
+    assert place == f'  at "{__file__}", line {wrong.__code__.co_firstlineno + 1}'
+    assert text.startswith("      return self.model(x) @ x")
+    assert isinstance(caught.value.cause, RuntimeError)
+
+
 def multiplies_wrongly(h: Tensor) -> Tensor:
     return h @ torch.ones(3, 3)
 
@@ -160,3 +210,52 @@ def test_each_mistake_is_told_in_few_lines(
         assert error.where.line in own
     else:
         assert any(f'"{__file__}", line {number}' in line for number in own for line in printed)
+
+
+INTERRUPTED = """\
+import os
+import signal
+import torch
+from torch import nn
+import monograph as mg
+
+
+class Step(mg.Graph):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Linear(4, 4)
+        self.add_optimizer(torch.optim.AdamW(self.model.parameters()))
+
+    def build(self, x):
+        if waiting:
+            os.kill(os.getpid(), signal.SIGINT)
+        loss = self.model(x).sum()
+        loss.backward()
+        return loss
+
+
+waiting, step, x = True, Step(), torch.ones(2, 4)
+step.config.backend("aten")
+try:
+    step(x)
+except KeyboardInterrupt as error:
+    assert type(error) is KeyboardInterrupt
+waiting = False
+step(x)
+assert len(step.builds) == 1
+waiting = True
+step(torch.ones(2, 4, dtype=torch.float64))
+"""
+
+
+def test_an_interrupt_in_a_capture_is_told_in_few_lines(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(INTERRUPTED)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    *frames, last = done.stderr.splitlines()
+    assert (
+        last == "KeyboardInterrupt: interrupted while capturing build 1; Step_0 is unchanged, call it again"
+    )
+    assert len(frames) <= 12, done.stderr
+    assert "os.kill(os.getpid(), signal.SIGINT)" in done.stderr

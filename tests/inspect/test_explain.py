@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import monograph as mg
 from tests.inspect.faults import Step, batch
+from tests.support.steps import line_of
 
 
 def scaled(gradient: Tensor) -> Tensor:
@@ -110,3 +114,60 @@ def test_the_default_says_when_it_compiles() -> None:
     step.config.backend("auto")
     step(torch.ones(2, 4), torch.ones(2, 4))
     assert "code to come for build 0: exact compiles it once its steps have taken" in str(step.explain())
+
+
+class Kept(mg.Graph):
+    """A step that keeps its loss."""
+
+    def __init__(self, scale: Callable[[float], float]) -> None:
+        super().__init__()
+        self.model = nn.Linear(4, 4)
+        self.add_optimizer(torch.optim.AdamW(self.model.parameters()))
+        self.log: list[float] = []
+        self.scale = scale
+
+    def build(self, x: Tensor) -> Tensor:
+        loss = self.model(x).square().mean()
+        self.log.append(self.scale(loss.item()))  # at: kept
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize(
+    "scale", [lambda value: value, lambda value: 0.9 + value / 8, lambda value: -2 * value]
+)
+def test_a_loss_that_is_kept_costs_nothing(scale: Callable[[float], float]) -> None:
+    graph = Kept(scale)
+    graph.config.backend("aten")
+    graph(torch.ones(2, 4))
+    assert len(graph.builds[0].order().in_place) == 8  # two parameters, two moments and a count of each
+    assert graph.builds[0].memory.peak_bytes < graph.builds[0].plan.memory.peak_bytes
+    assert "costs:" not in graph.explain()
+
+
+@pytest.mark.parametrize(
+    "scale", [lambda value: math.exp(value), lambda value: 1 / value, lambda value: value**2]
+)
+def test_a_number_that_may_fail_is_named_with_its_line(scale: Callable[[float], float]) -> None:
+    graph = Kept(scale)
+    graph.config.backend("aten")
+    graph(torch.ones(2, 4))
+    assert not graph.builds[0].order().in_place
+    for text in (graph.explain(), graph.profile(torch.ones(2, 4))):
+        said = " ".join(str(text).split())
+        assert f"test_explain.py:{line_of('kept', __file__)}: build() computes graph.log[" in said
+        assert "no update is compiled or in place. Return the tensor" in said
+
+
+def test_guards_come_last_and_options_share_lines() -> None:
+    model = nn.Linear(4, 4)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()))
+    step(torch.ones(2, 4), torch.ones(2, 4))
+    titles = [
+        line for line in str(step.explain()).splitlines() if line.startswith("  ") and line.endswith(":")
+    ]
+    assert titles[-1] == "  guards:"
+    _, _, guards = str(step.explain()).partition("  guards:\n")
+    assert "optimizer.0.defaults: lr = 0.001, betas = (0.9, 0.999)" in guards
+    assert "optimizer.0/group0: amsgrad = False" in guards
+    assert len(guards.splitlines()) < 20

@@ -36,6 +36,9 @@ def test_a_page_holds_the_step(tmp_path: Path) -> None:
     assert len(data["profile"]["seconds"]) == len(data["nodes"])
     memory, report = data["memory"], step.memory(*batch())
     assert max(running for _, running, *_ in memory["points"]) == report.peak_bytes
+    places = {(phase, module) for *_, phase, module in memory["points"]}
+    assert {phase for phase, _ in places} == {"forward", "backward", "update"}
+    assert ("forward", "model.first") in places  # the axis names phases and modules
     assert sum(count for _, count in memory["kinds"]) == report.total_bytes
     assert memory["held"] + report.peak_bytes == report.total_bytes
     with pytest.raises(mg.DefinitionError, match="HTML"):

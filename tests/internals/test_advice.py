@@ -82,7 +82,7 @@ CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "strides": (then(x(8, 4).t()), "argument x has the strides", "pass x.contiguous()"),
     "text": (then(x(), "a"), "2 positional arguments", "give the same ones in each call"),
     "attribute": (after(lambda s: setattr(s, "beta", 3.0)), "graph.beta changed from 1.0 to 3.0", "graph.beta is an input from here on"),
-    "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "code of the step needs the number itself"),
+    "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "needs the number itself, as an index"),
     "text of an attribute": (after(lambda s: setattr(s, "mode", "abc")), "graph.mode changed", "each value of graph.mode has a build"),
     "lr": (after(lambda s: group(s).update(lr=torch.tensor(0.1))), "lr changed", 'optimizer.param_groups[0]["lr"]'),
     "weight decay": (after(lambda s: group(s).update(weight_decay=0.0)), "weight_decay != 0", "each side has a build"),
@@ -96,8 +96,8 @@ CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 }  # fmt: skip
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
 
 
 @pytest.mark.every_case
@@ -106,11 +106,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_second_build_is_one_line(
     second: Callable[[Any], Any], named: str, written: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "monograph")
     step = Step()
     step(x())
     assert not lines(caplog)
     second(step)
-    (line,) = lines(caplog)
+    (line,) = lines(caplog, logging.INFO if "config.dynamic" in written else logging.WARNING)
     assert line.startswith(f"{step.name}: build 1: ")
     assert named in line
     assert written in line
@@ -124,6 +125,56 @@ def globals_as_they_were() -> Iterator[None]:
     globals().update(SCALE=kept[0], NAME=kept[1])
     TABLE.update(kept[2])
     BOX.text = kept[3]
+
+
+class Kinds(mg.Graph):
+    def __init__(self) -> None:
+        super().__init__()
+        self.item: Any = None
+
+    def build(self, x: torch.Tensor, given: Any = None) -> torch.Tensor:
+        for item in (self.item, given):
+            if isinstance(item, (float, torch.Tensor)):
+                x = x + item
+            elif isinstance(item, torch.dtype):
+                x = x.to(item)
+            elif item is not None and not isinstance(item, (bool, str)):
+                x = item(x)
+            elif item:
+                x = x * 2
+        return x
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("first", "second", "named", "written"),
+    [
+        (True, False, "True", "for one build pass a tensor, by which torch.where(it, a, b) chooses"),
+        ("a", "b", "'b'", "few texts need nothing"),
+        (None, 1.5, "None", "give it a value from the first step on"),
+        (torch.float32, torch.float64, "torch.float64", "has a build, and all stay"),
+        (1.5, torch.ones(1), "a tensor", "let it be of one kind, such as a tensor or a float"),
+        (
+            torch.abs,
+            torch.sin,
+            "from the function abs to the function sin",
+            "a lambda or a partial that is made anew",
+        ),
+        (torch.ones(4, 1), torch.ones(1, 1), "shape of graph.item", "graph.item.copy_(new)"),
+    ],
+)
+def test_the_advice_is_for_the_kind_of_value(first: Any, second: Any, named: str, written: str) -> None:
+    graph = Kinds()
+    for graph.item in (first, second):
+        graph(x())
+    reason = graph.builds[-1].reason
+    assert named in reason
+    assert written in reason.advice
+    if not (callable(first) or torch.is_tensor(first)):
+        graph = Kinds()
+        for given in (first, second):
+            graph(x(), given)
+        assert written in graph.builds[-1].reason.advice
 
 
 @pytest.mark.usefixtures("globals_as_they_were")
@@ -169,10 +220,12 @@ def test_what_differs_among_arguments_is_named(
 
 
 def test_all_sizes_that_vary_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "monograph")
     graph = mg.trace(lambda batch, target: (batch["ids"] * target).sum())
     for rows in (4, 6):
         graph({"ids": x(rows, 3)}, x(rows, 3))
-    (line,) = lines(caplog)
+    assert not lines(caplog)  # it is the last one: nobody has to do anything
+    (line,) = lines(caplog, logging.INFO)
     assert """config.dynamic('batch["ids"]', 0), config.dynamic("target", 0)""" in line
 
 
@@ -281,12 +334,15 @@ def test_a_process_without_logging_shows_the_line() -> None:
 import torch, monograph as mg
 graph = mg.trace(lambda x: x * 2)
 for rows in (3, 4, 5, 6):
-    graph(torch.ones(rows))
+    graph(torch.ones(rows))  # one build for any size: no line
+still = mg.trace(lambda x: x * len(f"{x.shape[0]:04d}"))
+for rows in (3, 4, 5, 6):
+    still(torch.ones(rows))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (line,) = done.stderr.splitlines()
     assert "build 1: argument x is a tensor (4,)" in line
-    assert 'config.dynamic("x", 0)' in line
+    assert "each size has a build, since code of the step needs one size" in line
 
 
 def test_an_attribute_that_the_first_step_makes(caplog: pytest.LogCaptureFixture) -> None:

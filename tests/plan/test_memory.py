@@ -140,5 +140,5 @@ def test_what_a_part_holds_inside_belongs_to_the_peak():
     assert step.builds[0].memory.peak_bytes == pytest.approx(peak, rel=0.02)
     (inside,) = [holder for holder in memory.holders if holder.kind == "inside"]
     assert inside.node == memory.peak_node
-    with pytest.raises(PlanError, match="bytes are held at once"):
+    with pytest.raises(PlanError, match="are held at once"):
         check_plan(replace(plan, memory=replace(memory, peak_bytes=memory.peak_bytes - 1)))

@@ -118,7 +118,7 @@ def test_a_write_that_comes_earlier_is_refused(program, data):
 def test_a_peak_that_is_too_low_is_refused(program, by):
     plan = make_plan(program)
     spoiled = replace(plan.memory, peak_bytes=plan.memory.peak_bytes - by)
-    with pytest.raises(PlanError, match="bytes are held at once"):
+    with pytest.raises(PlanError, match="are held at once"):
         check_plan(replace(plan, memory=spoiled))
 
 

@@ -319,7 +319,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("internals", "        _RUNNING.limits = outer\n", "        pass\n", ("inspect/test_explain.py", "graph", "testing", "test_guards.py", "test_graph_class.py")),
     Mutation("internals", "        if len(limit.made) == limit.most:", "        if len(limit.made) > limit.most:", ("inspect/test_explain.py", "graph", "capture/guards/test_reasons.py", "test_guards.py", "test_graph_class.py")),
     Mutation("internals", "is_new = reason.cause not in self.causes and bool(reason.advice)", "is_new = bool(reason.advice)", ("internals/test_advice.py",), is_new=True),
-    Mutation("internals", "if reason.cause is Cause.NUMBER and not _is_input(build, reason.place):", "if False:", ("internals/test_advice.py",), is_new=True),
+    Mutation("internals", "if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):", "if False:", ("internals/test_advice.py",), is_new=True),
     Mutation("internals", "        upgrades.forget(number)\n", "        pass\n", ("internals/test_kept_builds.py",), is_new=True),
     Mutation("internals", "        if not candidate.build.fits(call):", "        if False:", ("internals/test_frequent_sizes.py",), is_new=True),
     Mutation("internals", "if one > _FASTER * all_sizes or not self._has_room(candidate.build.reason):", "if False:", ("internals/test_frequent_sizes.py",), is_new=True),

@@ -20,11 +20,11 @@ from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.owned import OwnedGuards
-from monograph.capture.guards.reasons import changed
+from monograph.capture.guards.reasons import labels_changed
 from monograph.capture.guards.slots import Held, replaced, sharing, without_modules
 from monograph.capture.guards.sources.hidden import Probe
 from monograph.capture.guards.sources.places import Source
-from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
+from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.guards.tensors import TensorGuards, has_hooks
 from monograph.capture.guards.weak import SharedObjects, present
 from monograph.capture.tensors.conditions import Conditions
@@ -41,7 +41,7 @@ _MANY_MISSES = 64  # after which something changes all the time, so that the fla
 
 
 class Guards:
-    """The guards of one build. `hold()` is the fast check, `reason()` names the guard that failed."""
+    """The guards of one build. `hold()` is the fast check, `reasons()` names the guards that failed."""
 
     def __init__(
         self,
@@ -112,8 +112,7 @@ class Guards:
                 or "state was replaced that the step reads in another place too"
             )
         labels = {label: swap.of(value) for label, value in self._labels.items()}
-        if (changed := _changed(labels, self._by_label(swap))) is not None:
-            yield changed
+        yield from labels_changed(labels, self._by_label(swap))
         if self._held.hooks_changed() or any(has_hooks(tensor) for pair in swap.tensors() for tensor in pair):
             yield "hooks of a parameter or of an optimizer changed"
         moved = [path for path, tensor in self.tensors.items() if id(tensor) in swap.new]
@@ -201,7 +200,7 @@ class Guards:
 
     def hold_by_value(self) -> bool:
         """True if the values are equal, though other objects; these are taken over."""
-        if not self.hold() and self._changed_guard() is None:
+        if not self.hold() and next(self._changed_guards(), None) is None:
             self.settle()
         return self.hold()
 
@@ -283,30 +282,34 @@ class Guards:
 
     # --- the slow path: which guard? ---------------------------------------------------------------------------
 
-    def reason(self, inputs: Sequence[Any], call: Call) -> Reason | None:
-        """The first guard that fails, as a sentence; None if values only changed to equal ones."""
-        return (
-            self._changed_guard()
-            or caused(self._changed_argument(call), Cause.IDENTITY)
-            or caused(self._offsets.reason(call), Cause.FORM)
-            or self._conditions.broken(inputs)
+    def reasons(self, inputs: Sequence[Any], call: Call) -> Iterator[Reason]:
+        """The guards that fail, as sentences; none if values only changed to equal ones."""
+        yield from self._changed_guards()
+        others = (
+            caused(self._changed_argument(call), Cause.IDENTITY),
+            caused(self._offsets.reason(call), Cause.FORM),
         )
+        yield from (reason for reason in others if reason is not None)
+        yield from self._conditions.broken(inputs)
 
-    def _changed_guard(self) -> Reason | None:
+    def _changed_guards(self) -> Iterator[Reason]:
         for what in self._once:
-            return Reason(f"build() changes {what}, which a replay would not do", Cause.ONCE, what)
+            yield Reason(f"build() changes {what}, which a replay would not do", Cause.ONCE, what)
+            return
         if not self._shared.hold():
-            return caused("an object that the step knows weakly was let go, or may have been", Cause.VALUE)
-        if (found := self._objects.changed()) is not None:
-            return found
-        if (now := _changed(self._labels, self._by_label())) is not None:
+            yield Reason("an object that the step knows weakly was let go, or may have been", Cause.VALUE)
+            return
+        yield from self._objects.changed()
+        if now := list(labels_changed(self._labels, self._by_label())):
             swap = replaced(self._layout, self._held.layout())
-            return of_owned(swap if isinstance(swap, str) else self._refused or now)
+            refused = swap if isinstance(swap, str) else self._refused
+            yield from map(of_owned, [refused] if refused else now)
         if (tensor := self._tensors.changed() or self._tensors.sparse_changed()) is not None:
-            return of_owned(tensor)
+            yield of_owned(tensor)
         if self._held.hooks_changed():
-            return Reason("a hook of an optimizer or of all modules was registered", Cause.HOOK)
-        return caused(self._tensors.hooks_changed(), Cause.HOOK)
+            yield Reason("a hook of an optimizer or of all modules was registered", Cause.HOOK)
+        if (hook := caused(self._tensors.hooks_changed(), Cause.HOOK)) is not None:
+            yield hook
 
     def _changed_argument(self, call: Call) -> str | None:
         before, now = dict.fromkeys(self._arguments), dict.fromkeys(self._state_among(call))
@@ -330,15 +333,6 @@ class Guards:
                 label += "'"
             found[label] = value
         return found
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first of some values, by their labels, that is another one now, as a sentence."""
-    for label in [*before, *now]:
-        old, new = before.get(label, ABSENT), now.get(label, ABSENT)
-        if not same(old, new):
-            return changed(label, old, new)
-    return None if list(now) == list(before) else "the order of param groups or of optimizer state changed"
 
 
 def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from monograph.capture.guards.identities import identities
-from monograph.capture.guards.reasons import Order, cause_of, changed, hidden_changed, keys_changed, show
+from monograph.capture.guards.reasons import Order, cause_of, changed, entry_changed, hidden_changed
 from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of
 from monograph.capture.guards.sources.c_attributes import KeptByC
 from monograph.capture.guards.sources.hidden import Probe
@@ -36,7 +36,7 @@ from monograph.capture.guards.sources.values import ABSENT, Mark, Moves, is_immu
 from monograph.capture.guards.weak import Loose, present
 from monograph.capture.guards.words import agree, place_of_length, place_of_version, places_of, words_reader
 from monograph.compat.tensors import dict_version
-from monograph.ir.call.reason import Reason
+from monograph.ir.call.reason import Reason, kind_of_change
 from monograph.state.signals import held_back
 from monograph.state.swap import Swap
 
@@ -193,10 +193,9 @@ class ObjectGuards:
         if any(self._restless[item] == _RESTLESS for item in found):
             self._arrange()
 
-    def changed(self) -> Reason | None:
-        """The first difference as a sentence; None if there is none."""
-        found = next(self._differences(), None)
-        return None if found is None else _described(*found)
+    def changed(self) -> Iterator[Reason]:
+        """What differs, as sentences."""
+        return (_described(*found) for found in self._differences())
 
     def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
         for source in self.sources:
@@ -262,7 +261,12 @@ class ObjectGuards:
 
 def _described(source: Source, key: Any, before: Any, after: Any) -> Reason:
     place = source.item_label(key)
-    return Reason(_text(source, key, before, after), cause_of(place, before, after), place)
+    return Reason(
+        _text(source, key, before, after),
+        cause_of(place, before, after),
+        place,
+        what=kind_of_change(before, after),
+    )
 
 
 def _text(source: Source, key: Any, before: Any, after: Any) -> str:
@@ -273,7 +277,7 @@ def _text(source: Source, key: Any, before: Any, after: Any) -> str:
     if isinstance(before, Order):
         return changed(source.label, before, after)
     if isinstance(source, Content) and isinstance(source.content, dict):
-        return _entry_changed(source)
+        return entry_changed(source)
     return changed(source.item_label(key), before, after)
 
 
@@ -332,19 +336,3 @@ def _is_swapped(source: Content, swap: Swap) -> bool:
     """True if what has taken the place of a container holds the same, but for what has been replaced."""
     before, now = source.recorded, replace(source, content=swap.of(source.content)).now()
     return list(before) == list(now) and all(same(swap.of(before[key]), now[key]) for key in before)
-
-
-def _entry_changed(source: Content) -> str:
-    """What of a dict is no longer as it was."""
-    before, now = source.recorded, source.now()
-    keys, values = (
-        [[value for (_, at), value in items.items() if at == part] for items in (before, now)]
-        for part in (0, 1)
-    )
-    owner, _, table = source.label.rpartition(".")
-    label, what = (owner, table[1:-1]) if source.is_registry else (source.label, "key")
-    if (found := keys_changed(label, *keys, what=what)) is not None:
-        return found
-    entries = ((key, old, new) for key, old, new in zip(keys[1], *values, strict=True) if not same(old, new))
-    key, old, new = next(entries)
-    return changed(f"{label}.{key}" if source.is_registry else f"{label}[{show(key)}]", old, new)

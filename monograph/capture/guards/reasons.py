@@ -7,17 +7,17 @@ same form, and the sentence says so. No code of the user's runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of, slots_of
 from monograph.capture.guards.sources.closures import closure_of
-from monograph.capture.guards.sources.places import Slots
+from monograph.capture.guards.sources.places import Content, Slots
 from monograph.capture.guards.sources.values import ABSENT, Mark, is_immutable, same
 from monograph.ir.call.differences import change_text
 from monograph.ir.call.reason import Cause
@@ -134,6 +134,34 @@ def keys_changed(label: str, before: Sequence[Any], now: Sequence[Any], *, what:
     return None
 
 
+def entry_changed(source: Content) -> str:
+    """What of a dict is no longer as it was."""
+    before, now = source.recorded, source.now()
+    keys, values = (
+        [[value for (_, at), value in items.items() if at == part] for items in (before, now)]
+        for part in (0, 1)
+    )
+    owner, _, table = source.label.rpartition(".")
+    label, what = (owner, table[1:-1]) if source.is_registry else (source.label, "key")
+    if (found := keys_changed(label, *keys, what=what)) is not None:
+        return found
+    entries = ((key, old, new) for key, old, new in zip(keys[1], *values, strict=True) if not same(old, new))
+    key, old, new = next(entries)
+    return changed(f"{label}.{key}" if source.is_registry else f"{label}[{show(key)}]", old, new)
+
+
+def labels_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Values that are other ones now, by their labels, as sentences; or that their order is."""
+    same_labels = True
+    for label in dict.fromkeys([*before, *now]):
+        old, new = before.get(label, ABSENT), now.get(label, ABSENT)
+        if not same(old, new):
+            same_labels = False
+            yield changed(label, old, new)
+    if same_labels and list(now) != list(before):
+        yield "the order of param groups or of optimizer state changed"
+
+
 def hidden_changed(label: str, before: Any, now: Any) -> str:
     """What of an object of another language changed: of an array its shape and dtype, else only that it did."""
     if type(before) is type(now) is tuple and len(before) == len(now) == len(_OF_ARRAYS):
@@ -206,4 +234,6 @@ def show(value: Any) -> str:
         return f"the class {value.__name__}"
     if isinstance_of(value, FunctionType):
         return f"the function {value.__qualname__}"
+    if isinstance_of(value, BuiltinFunctionType):
+        return f"the function {value.__name__}"
     return f"a {type(value).__name__}"

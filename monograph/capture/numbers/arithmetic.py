@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,27 @@ OPERATIONS: Mapping[Any, Operation] = {
     torch.sym_min: Operation(smaller, "min({}, {})"),
     **{target: _called(getattr(math, name), f"math.{name}") for name, target in SYMBOLIC_MATH.items()},
 }
+
+LARGEST_INT = 2**63
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What is known of an operand before it has its value: `is_bounded` for an int of 64 bits, `value` of a constant."""
+
+    kind: type
+    is_bounded: bool
+    value: float | None = None
+
+
+def takes_all(target: Any, operands: Sequence[Operand]) -> bool:
+    """True if an operation gives a number whatever its operands are: Python raises nothing then."""
+    if any(item.kind is int and not item.is_bounded for item in operands):
+        return False  # one that is too large for a float cannot be added to one
+    if not OPERATIONS[target].raises:
+        return True
+    return target is operator.truediv and bool(operands[-1].value)
+
 
 SIGNS: Mapping[Any, str] = {
     operator.eq: "==",

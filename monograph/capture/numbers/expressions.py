@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from monograph.capture.numbers.arithmetic import OPERATIONS
+from monograph.capture.numbers.arithmetic import LARGEST_INT, OPERATIONS, Operand, takes_all
 from monograph.capture.numbers.moving import Node, is_moving
 from monograph.ir.graph_signature import Bindable, Number, ReadAfter
 
@@ -31,11 +31,18 @@ class Line:
 class Expression(Bindable):
     """A number from others, computed as Python does: ints have no bounds, and no compiler rounds.
 
-    `leaves` are read where they are, or are inputs of the program by their positions, or outputs of it.
+    `leaves` are read where they are, or are inputs of the program by their positions, or outputs of it. `may_raise` says that
+    Python may refuse what they are in a later step.
     """
 
     leaves: tuple[Number | ReadAfter | int, ...]
     lines: tuple[Line, ...]
+    may_raise: bool = False
+
+    @property
+    def may_fail_after(self) -> bool:
+        """True if only the values that the step computes say whether Python raises an error."""
+        return self.may_raise and not self.is_known
 
     def placed(self, positions: Mapping[int, int]) -> Expression:
         """The same where inputs of the program have got other positions."""
@@ -76,7 +83,16 @@ def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -
         return at[id(item.node)] if is_moving(item) else Known(item)
 
     lines = [Line(OPERATIONS[node.target].compute, tuple(map(operand, node.operands))) for node in computed]
-    return Expression(tuple(leaves[node.name] for node in found), tuple(lines))
+    may_raise = not all(takes_all(node.target, tuple(map(_operand_of, node.operands))) for node in computed)
+    return Expression(tuple(leaves[node.name] for node in found), tuple(lines), may_raise)
+
+
+def _operand_of(item: Any) -> Operand:
+    """What is known of an operand whatever its value: ints that Python computes have no bounds, others have 64 bits."""
+    if is_moving(item):
+        return Operand(item.node.pytype, is_bounded=item.node.target is None and not item.node.is_known)
+    value = item if isinstance(item, (int, float)) else None
+    return Operand(type(item), is_bounded=value is None or abs(value) < LARGEST_INT, value=value)
 
 
 def _in_order(last: Node) -> list[Node]:

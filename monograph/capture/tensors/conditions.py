@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +18,9 @@ from monograph.capture.tensors.readings import Readings
 from monograph.compat.amp import without_autocast
 from monograph.compat.ops import is_random, named_input
 from monograph.compat.symbolic_numbers import is_symbolic, symbol_name
-from monograph.errors import DataDependentError
+from monograph.errors import DataDependentError, first_line
+from monograph.ir.call.differences import change_text
+from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
 from monograph.ir.graph_signature import Number, Source
 from monograph.ir.meta import forget_torch_meta, needed_by, origin, output_nodes
@@ -26,6 +28,7 @@ from monograph.ir.port import Role
 from monograph.sizes.place import SizePlace
 
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
+_SAME = re.compile(r'same\((.+), ([^,() ]+|float\("[^"]+"\))\)$')
 _INPUT = re.compile(r"\bi\[(\d+)\]")
 _NUMBER = re.compile(r"\bn\[(\d+)\]")
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
@@ -155,27 +158,44 @@ class Conditions:
             return False
         return _holds(self._check, inputs, numbers)
 
-    def broken(self, inputs: Sequence[Any]) -> Reason | None:
-        """The first branch that would not be taken, as a sentence."""
+    def broken(self, inputs: Sequence[Any]) -> Iterator[Reason]:
+        """The branches that would not be taken, as sentences."""
         try:
             numbers = self._numbers(inputs)
         except Exception as error:  # the ops refuse other values: so will the step
-            return Reason(f"what build() reads out of tensors cannot be computed: {error}", Cause.READ)
-        checks = zip(self.about, self._checks, strict=True)
-        about = next((about for about, check in checks if not _holds(check, inputs, numbers)), None)
-        if about is None:
-            return None
+            yield Reason(f"what build() reads out of tensors cannot be computed: {error}", Cause.READ)
+            return
+        for index, check in enumerate(self._checks):
+            if not _holds(check, inputs, numbers):
+                yield self._reason(index, inputs, numbers)
+
+    def _reason(self, index: int, inputs: Sequence[Any], numbers: Sequence[Any]) -> Reason:
+        """What has become of a branch that is no longer taken."""
+        about = self.about[index]
         if about in self.sentences:
             return Reason(f"no longer holds: {about}", Cause.READ, about)
         text, fixed = f"the branch `{about}` is no longer taken", FIXED.match(about)
+        if fixed is not None:
+            now = _present(self.texts[index], inputs, numbers)
+            text = change_text(fixed[1], fixed[2], now) or text
         if " as updated)" in about:
             return Reason(text, Cause.COUNTED, about)
         if OF_GROUP.search(about):
-            return Reason(text, Cause.HYPERPARAMETER, about, what="branch")
+            return Reason(text, Cause.HYPERPARAMETER, about, what="branch" if fixed is None else "fixed")
         return Reason(text, Cause.BRANCH, about) if fixed is None else Reason(text, Cause.FIXED, fixed[1])
 
     def _numbers(self, inputs: Sequence[Any]) -> Sequence[Any]:
         return () if self.read_out is None else self.read_out(inputs)
+
+
+def _present(text: str, inputs: Sequence[Any], numbers: Sequence[Any]) -> str:
+    """The number of now in a condition that it stays what it is; what Python says where it cannot be computed."""
+    found = _SAME.match(text)
+    try:
+        now: Any = None if found is None else _compiled(found[1])(inputs, numbers)
+        return spell_number(now) if isinstance(now, (int, float)) else "something else"
+    except (ArithmeticError, ValueError) as error:
+        return f"what cannot be computed ({first_line(error)})"
 
 
 def _holds(check: Check, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
@@ -232,7 +252,7 @@ def scalar_conditions(
                 else _known_as(name, backed, unbacked, readings, paths)
                 for name in names
             }
-            texts[placed] = readings.sentences.get(text) or _with_names(text, known_as)
+            texts[placed] = readings.sentences.get(text) or _in_words(_with_names(text, known_as))
     read_out = _slice(numbers, readings, roles) if numbers else None
     checks = tuple(_compiled(text) for text in texts)
     sentences = frozenset(readings.sentences.values())
@@ -276,6 +296,14 @@ def _with_names(text: str, known_as: Mapping[str, str]) -> str:
     """The text of a branch with paths in place of the symbols that torch made up."""
     named = _replaced(text, known_as)
     return re.sub(r"\.0{9,}\b", ".0", named)  # torch writes 2.0 with sixteen digits
+
+
+def _in_words(text: str) -> str:
+    """The text of a branch as people write it: `x = 2` for a number that has to stay what it is."""
+    if (found := _SAME.match(text)) is None:
+        return text
+    number, value = found.groups()
+    return f"{number} can be computed" if number == value else f"{number} = {value}"
 
 
 def _sources(number: fx.Node, paths: Sequence[str]) -> str:

@@ -90,7 +90,8 @@ def _held(memory: MemoryReport) -> dict[str, Any]:
     return {
         "about": str(memory).partition("\n\n")[0],
         "points": [
-            [point.op, point.running_bytes, str(point.where), point.where.phase] for point in memory.timeline
+            [point.op, point.running_bytes, str(point.where), point.where.phase, point.where.module]
+            for point in memory.timeline
         ],
         "held": memory.state_bytes + memory.argument_bytes,
         "kinds": list(memory.by_kind().items()),

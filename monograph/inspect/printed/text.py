@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -25,11 +26,13 @@ from monograph.ir.program import Program
 from monograph.ir.text import Text
 from monograph.passes.run import Stage
 from monograph.passes.table import PASS_NAMES
+from monograph.runnable import why_not_in_place
 from monograph.state.find import Owned
 
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a guard
 _LONGEST_REPR = 400
+_ENTRY: Final = re.compile(r"(?P<owner>\S+)(?:/|\[')(?P<name>\w+)(?:'\])?(?P<value> = .*)")
 
 
 def graph_text(
@@ -174,7 +177,7 @@ def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Seq
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
         ("advice", [build.reason.advice] if build.reason.advice else []),
-        ("guards", _grouped(build.guards.texts())),
+        ("costs", why_not_in_place(build.executor.bound, build.backend)),
         ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", list(build.captured.without_gradient)),
@@ -182,6 +185,7 @@ def _sections(build: Build) -> list[tuple[str, list[Any]]]:
         ("passes", _passes(build.stages)),
         ("backend", list(build.notes)),
         ("kernels", list(build.choices)),
+        ("guards", _grouped(build.guards.texts())),
     ]
     return [(title, items) for title, items in found if items]
 
@@ -205,7 +209,7 @@ def _num_ops(program: Program) -> int:
 
 
 def _grouped(texts: Sequence[str]) -> list[str]:
-    """Guards of the form `path.attribute = value`, those that many modules share on one line."""
+    """Guards of the form `path.attribute = value`, those that many modules share on one line, and those of one owner."""
     sharing: dict[str, list[str]] = {}
     for text in texts:
         owner = text.partition(" = ")[0].rpartition(".")[0]
@@ -217,4 +221,22 @@ def _grouped(texts: Sequence[str]) -> list[str]:
             lines.append(f"{shared} in {len(owners)} modules: {', '.join(owners[:SHOWN_MODULES])}, ...")
         else:
             lines += [f"{owner}.{shared}" if " = " in shared and owner else shared for owner in owners]
-    return lines
+    return _by_owner(lines)
+
+
+def _by_owner(lines: Sequence[str]) -> list[str]:
+    """The same with many guards on entries of one dict, such as the options of an optimizer, on one line."""
+    entries: dict[str, list[tuple[str, str]]] = {}
+    for line in lines:
+        found = _ENTRY.match(line)
+        owner, entry = (found["owner"], f"{found['name']}{found['value']}") if found else (line, line)
+        entries.setdefault(owner, []).append((line, entry))
+    return [
+        line
+        for owner, found in entries.items()
+        for line in (
+            [f"{owner}: {', '.join(entry for _, entry in found)}"]
+            if len(found) > SHOWN_MODULES
+            else [line for line, _ in found]
+        )
+    ]

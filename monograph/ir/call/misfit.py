@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from numbers import Number
+from typing import Final
 
 from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.parameters import argument_name
-from monograph.ir.call.reason import Cause, Reason, caused
+from monograph.ir.call.reason import Cause, Reason, caused, kind_of_change
 from monograph.ir.call.signature import Call, Signature, TensorKey, constant_of
 from monograph.ir.call.tree import Tree, form_difference
+
+_NAMED: Final = 2  # arguments besides the first
 
 
 def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> Reason | None:
@@ -21,13 +24,28 @@ def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> R
     if not fitting:
         return caused(_other_form(known[-1][0], call), Cause.STRUCTURE) if known else None
     nearest, _ = min(fitting, key=lambda item: sum(map(_differ, item[0], call.keys)))
-    for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
-        if expected != got and (numbers or not (_is_number(expected) and _is_number(got))):
-            text, cause = _key_misfit(path, got, expected), _cause(got, expected)
-            return Reason(text, cause, path, what=_what(got, expected), dims=_dims(got, expected))
+    found = [
+        (path, expected, got)
+        for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True)
+        if expected != got and (numbers or not (_is_number(expected) and _is_number(got)))
+    ]
+    if found:
+        path, expected, got = found[0]
+        text, cause = _key_misfit(path, got, expected), _cause(got, expected)
+        others = _differing([other for other, *_ in found[1:]])
+        return Reason(f"{text}{others}", cause, path, what=_what(got, expected), dims=_dims(got, expected))
     fitting_same = [same for keys, same in fitting if keys == nearest]
     same = _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
     return caused(same, Cause.IDENTITY)
+
+
+def _differing(paths: Sequence[str]) -> str:
+    """Further arguments that differ, in short."""
+    if not paths:
+        return ""
+    named = [*paths[:_NAMED], *([f"{len(paths) - _NAMED} more"] if len(paths) > _NAMED else [])]
+    several = f"arguments {', '.join(named[:-1])} and {named[-1]} differ too"
+    return f"; {several if len(named) > 1 else f'argument {named[0]} differs too'}"
 
 
 def _plain(key: Hashable) -> Hashable:
@@ -45,14 +63,21 @@ def _cause(got: Hashable, expected: Hashable) -> Cause:
 
 
 def _what(got: Hashable, expected: Hashable) -> str:
-    """What of two tensors differs, but for their sizes."""
+    """What of two tensors differs, but for their sizes; of others the kind of values that they are."""
     if not (isinstance(got, TensorKey) and isinstance(expected, TensorKey)):
-        return ""
+        return kind_of_change(_example(expected), _example(got))
     if len(got.shape) != len(expected.shape):
         return "shape"
     fields = zip(TensorKey._fields, got, expected, strict=True)
     differing = [name for name, now, before in fields if now != before]
     return next((name for name in reversed(differing) if name != "shape"), "shape")
+
+
+def _example(key: Hashable) -> object:
+    """A value that has this key, or one of its kind."""
+    if isinstance(key, type):
+        return key() if key in (int, float) else object()
+    return constant_of(key) if isinstance(key, tuple) and not isinstance(key, TensorKey) else key
 
 
 def _dims(got: Hashable, expected: Hashable) -> tuple[int, ...]:

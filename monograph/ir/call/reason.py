@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum, auto
-from typing import Final, Self
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, Final, Self
+
+import torch
 
 OF_GROUP: Final = re.compile(r"(optimizer\.\w+)/group(\d+)/(\w+)")  # the path of a hyperparameter
-FIXED: Final = re.compile(
-    r"same\((.+), [^,]*\)$"
-)  # the condition that a number which could move stays what it is
+FIXED: Final = re.compile(r"(.+) = (\S+)$")  # the condition that a number which could move stays what it is
+_NAMED: Final = 3
 _OF_STATE: Final = re.compile(r"(?:storage of )?(\S+) (?:was|is) (?:replaced|gone|new)|is another tensor")
 
 
@@ -41,6 +45,29 @@ class Cause(Enum):
     OFTEN = auto()  # a size comes often: a build for it alone
     ROOM = auto()  # its build was dropped, for others
     OTHER = auto()
+
+
+_KINDS: Final[tuple[tuple[str, tuple[type, ...]], ...]] = (
+    ("None", (type(None),)),
+    ("bool", (bool,)),
+    ("number", (int, float, complex)),
+    ("text", (str, bytes)),
+    ("function", (FunctionType, MethodType, BuiltinFunctionType, partial)),
+    ("tensor", (torch.Tensor,)),
+    ("option", (torch.dtype, torch.device, torch.layout, torch.memory_format)),
+)
+
+
+def kind_of_change(before: Any, now: Any) -> str:
+    """What kind of value has become another one, as the advice knows it: "None" if one is none, "kinds" if they differ."""
+    kinds = [
+        next((name for name, classes in _KINDS if issubclass(type(item), classes)), "object")
+        for item in (before, now)
+    ]
+    return "None" if "None" in kinds else kinds[0] if kinds[0] == kinds[1] else "kinds"
+
+
+_OF_MANY: Final = (Cause.TRAINING, Cause.HOOK)
 
 
 class Reason(str):
@@ -77,6 +104,28 @@ class Reason(str):
     def advised(self, advice: str) -> Reason:
         """The same with what to write against it."""
         return Reason(self, self.cause, self.place, what=self.what, dims=self.dims, advice=advice)
+
+
+def joined(reasons: Iterable[Reason]) -> Reason | None:
+    """Several reasons for one build as one: the first, whose cause it has, and two more, each place once; None if there are none."""
+    found: list[Reason] = []
+    for reason in reasons:
+        if not any(_says(known, reason) for known in found):
+            found.append(reason)
+    if not found:
+        return None
+    more = [*found[1:_NAMED], *([f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else [])]
+    return found[0].followed_by("".join(f"; {text}" for text in more)) if more else found[0]
+
+
+def _says(known: Reason, reason: Reason) -> bool:
+    """True if a reason says what another one has said: about the same place or a part of it, or of a mode for all modules."""
+    if reason.cause in _OF_MANY and reason.cause is known.cause:
+        return True
+    inside = bool(known.place) and (
+        reason.place == known.place or reason.place.startswith((f"{known.place}.", f"{known.place}["))
+    )
+    return inside or str(reason) == str(known)
 
 
 def caused(text: str | None, cause: Cause, place: str = "") -> Reason | None:

@@ -50,5 +50,5 @@ class Staying:
                 and difference.startswith(f"argument {paths[leaf]} is ")
                 and known.place.file
             ):
-                return f"; its value is taken at {known.place}"
+                return f"; the value of {paths[leaf]} is taken at {known.place}"
         return ""

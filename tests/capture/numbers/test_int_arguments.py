@@ -156,7 +156,7 @@ TAKING: dict[str, Program] = {
 def test_each_value_that_is_taken_has_a_build(name: str) -> None:
     step = assert_trains_alike(TAKING[name], [*STEPS, *STEPS])
     assert len(step.builds) == len(STEPS), step.builds
-    assert "argument n is 12 (int); the graph was built for 1 (int); its value is taken at" in (
+    assert "argument n is 12 (int); the graph was built for 1 (int); the value of n is taken at" in (
         step.builds[-1].reason
     )
     assert "test_int_arguments.py" in step.builds[-1].reason

@@ -23,7 +23,7 @@ from monograph.capture.numbers.expressions import expression_of
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.numbers.taken import BOUND
 from monograph.capture.tensors.fakes import Inputs
-from monograph.ir.graph_signature import Counted, ReadAfter, Write
+from monograph.ir.graph_signature import MOVES, Counted, ReadAfter, Write
 from monograph.ir.port import Role
 
 NUMBERS = (int, float)
@@ -125,7 +125,7 @@ class Counters:
 
     def written(self, inputs: Inputs, place: Place, value: Any) -> Write:
         """A number that comes into a place with each step."""
-        about = f"{place.label} (a number that moves)"
+        about = f"{place.label}{MOVES}"
         if not is_moving(value):
             return Write(place.container, place.key, value, about)
         expression = expression_of(value, self._names(inputs))
