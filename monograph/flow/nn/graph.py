@@ -46,7 +46,7 @@ class GraphModule(mg.GraphModule):
         return self.name[: self.name.rfind(".") + 1]
 
     def set_stage(self, stage_id: int | None = None, placement: Placement | None = None) -> None:
-        """Say to which stage of a pipeline the module belongs. One process runs all stages, one after the other."""
+        """Say to which stage of a pipeline the module belongs. Several processes run them side by side, one runs them in a row."""
         if placement is not None and not isinstance(placement, mg.distributed.placement):
             raise DefinitionError(
                 f"set_stage() got a {_kind(placement)} as placement", hint='flow.placement("cpu", ranks=[0])'
