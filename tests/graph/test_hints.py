@@ -95,7 +95,8 @@ def test_arguments_that_are_not_inputs_and_a_target():
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_a_nested_tensor_that_build_makes(layout):
     padded = mg.trace(lambda x: torch.nested.nested_tensor([x, x], layout=layout).to_padded_tensor(0.0))
-    with pytest.raises(mg.CaptureError, match="makes a nested tensor") as caught:
+    # torch may read the sizes where it makes the tensor, or where it is used
+    with pytest.raises(mg.MonographError, match="nested tensor") as caught:
         padded(torch.ones(2, 3))
     assert caught.value.where.file == __file__
     assert "a padded tensor and a mask" in caught.value.hint

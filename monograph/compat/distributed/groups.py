@@ -13,9 +13,6 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
-from monograph.compat.patching import replaced
-from monograph.errors import DistributedError
-
 FAKE: Final = "fake"  # torch's name for groups whose other processes are not there
 _PREFIX: Final = "monograph/"
 _ANY_GROUP: Final = "undefined"  # what torch says of a group that nobody has described
@@ -114,32 +111,37 @@ def _mesh_over(device: str, ranks: tuple[Any, ...], _world: Any) -> Any:
     return _mesh_in_any_order(device_mesh, device, ranks)
 
 
+def why_no_mesh(ranks: tuple[Any, ...]) -> str:
+    """Why torch can make no mesh of these ranks; "" if it can. Its groups sort their ranks, unless they are asked not to."""
+    if _is_in_order(torch.tensor(ranks)):
+        return ""
+    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+        return f"torch {torch.__version__} sorts the ranks of a group"
+    if num_processes() in torch.tensor(ranks).shape[1:]:
+        return "all ranks are along one of several dimensions"
+    return ""
+
+
 def _is_in_order(ranks: torch.Tensor) -> bool:
     """True if ranks ascend along each dimension."""
     return all(bool((ranks.diff(dim=dim) > 0).all()) for dim in range(ranks.dim()))
 
 
 def _mesh_in_any_order(device_mesh: Any, device: str, ranks: tuple[Any, ...]) -> Any:
-    """A mesh whose groups have the order of its ranks. Raises DistributedError.
+    """A mesh whose groups have the order of its ranks.
 
     What: `new_group(sort_ranks=False)`, where the mesh makes its groups. Why: else it sorts the ranks of each, and DTensor's collectives
-    take parts for those of other ranks. Degraded path: DistributedError.
+    take parts for those of other ranks. Degraded path: `why_no_mesh` says so.
     """
-    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
-        raise DistributedError(
-            f"placement of ranks that do not ascend, {ranks}, which torch {torch.__version__} would sort",
-            hint="let ranks ascend along each dimension",
-        )
-    if num_processes() in torch.tensor(ranks).shape[1:]:
-        raise DistributedError(
-            f"placement of all ranks along one of several dimensions, {ranks}, in which they do not ascend",
-            hint="leave out the dimensions of one rank",
-        )
-    in_order = partial(dist.new_group, sort_ranks=False)
+    original = device_mesh.new_group
+    in_order = partial(original, sort_ranks=False)
     if len(ranks) == num_processes():  # a mesh would take the group that there is
         return device_mesh.DeviceMesh.from_group(in_order([*ranks]), device)
-    with replaced(device_mesh, "new_group", in_order):
+    device_mesh.new_group = in_order
+    try:
         return device_mesh.DeviceMesh(device, ranks)
+    finally:
+        device_mesh.new_group = original
 
 
 def import_fake_collectives() -> None:
