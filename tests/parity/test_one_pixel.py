@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -49,14 +49,15 @@ def train(
     kind: int,
     activation: nn.Module,
     stepping: Callable[[nn.Module, torch.optim.Optimizer], Callable[..., torch.Tensor]],
+    batches: Sequence[int] = (8, 8, 8),
 ) -> list[torch.Tensor]:
     net = model(kind, activation)
     step = stepping(net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
     generator = torch.Generator().manual_seed(1)
     losses = []
-    for _ in range(3):
-        x = torch.randn(8, 3, *[4] * kind, generator=generator).contiguous(memory_format=FORMATS[kind])
-        losses.append(step(x, torch.randint(5, (8,), generator=generator)).detach().clone())
+    for rows in batches:
+        x = torch.randn(rows, 3, *[4] * kind, generator=generator).contiguous(memory_format=FORMATS[kind])
+        losses.append(step(x, torch.randint(5, (rows,), generator=generator)).detach().clone())
     return [*losses, *net.state_dict().values()]
 
 
@@ -79,4 +80,10 @@ def graph(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., tor
 @pytest.mark.parametrize("kind", [2, 3])
 def test_images_of_one_pixel_keep_eager_bits(kind: int, activation: nn.Module) -> None:
     for expected, found in zip(train(kind, activation, eager), train(kind, activation, graph), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_batches_of_other_sizes_do_too() -> None:
+    sides = [train(2, nn.SiLU(), stepping, (8, 8, 5, 7, 3)) for stepping in (eager, graph)]
+    for expected, found in zip(*sides, strict=True):
         assert torch.equal(expected, found)

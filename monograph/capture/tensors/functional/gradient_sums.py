@@ -3,7 +3,7 @@
 It does so, out of sight, if nobody else has the first gradient any more; under a trace it never does. The numbers are the
 same, and the layout is not always: a sum in place keeps the strides of the first gradient. Kernels of convolutions and of
 BatchNorm choose by them (`Layout.is_ambiguous`). Whether anybody else has a gradient is known once the step is recorded; then
-it is recorded again, with these sums in place.
+it is recorded again, with these sums laid out so.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from monograph.capture.tensors.readings import UNKNOWN
 from monograph.compat.autograd import adding_node
 from monograph.compat.traces.nodes import traced_node
 from monograph.ir.memory import MemoryRoots
+from monograph.ir.ops.laid_out import LAID_OUT
 
 ADD = torch.ops.aten.add.Tensor
-_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 
 
 class GradientSums:
-    """The sums of gradients that autograd makes in a trace, in order; those of `in_place` change the first gradient."""
+    """The sums of gradients that autograd makes in a trace, in order; those of `in_place` are laid out as the first gradient."""
 
     def __init__(self, in_place: Collection[int] = ()) -> None:
         self._in_place = in_place
@@ -40,9 +40,10 @@ class GradientSums:
         number = None if kwargs else adding_node()
         if number is None:
             return UNKNOWN
-        made = run(_ADD_IN_PLACE if len(self._made) in self._in_place else ADD, args, {})
+        made = run(ADD, args, {})
+        in_place = len(self._made) in self._in_place
         self._made.append((traced_node(made, tracer), number))
-        return made
+        return run(LAID_OUT, (made, args[0]), {}) if in_place else made
 
     def in_place(self, graph: fx.Graph, makers: Mapping[fx.Node, int]) -> frozenset[int]:
         """The sums that eager mode makes in place, of gradients where that decides how the sum is laid out.

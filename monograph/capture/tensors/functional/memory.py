@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.capture.numbers.moving import value_of
 from monograph.capture.tensors.functional.pure_forms import TAKEN_ANEW
 from monograph.compat.fakes import has_symbols
 from monograph.compat.ops import writes_to_inputs
@@ -65,7 +66,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def is_ambiguous(value: object) -> bool:
     """True for a tensor that is contiguous and channels-last, whose strides decide which of torch's kernels runs."""
-    return isinstance(value, torch.Tensor) and Layout(tuple(value.shape), value.stride()).is_ambiguous
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return Layout(tuple(map(value_of, value.shape)), tuple(map(value_of, value.stride()))).is_ambiguous
 
 
 class Memories:
