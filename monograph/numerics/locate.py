@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from monograph.compat.distributed.ops import communicates
+from monograph.compat.ops import is_custom
 from monograph.compiler import Build
 from monograph.inspect.kernel_values import kernel_values, run_kernels
 from monograph.inspect.summary import Summary, summary
@@ -231,6 +232,23 @@ def _in_kernels(
 
 
 # --- ops that are not repeatable -------------------------------------------------------------------------------------
+
+
+def not_repeatable(build: Build, inputs: Sequence[Any]) -> FirstDifference | None:
+    """The first op that torch does not know and that differs from itself, where rounding would hide what it does."""
+    program = build.stages[0].program
+    custom = {
+        node.name for node in program.graph.nodes if is_custom(node.target) and not communicates(node.target)
+    }
+    if not custom:
+        return None
+    walk = Walk(program, inputs)
+    walk.run()
+    for node in (item for item in walk.nodes if item.name in custom):
+        if _blamed("", walk, node):
+            one, other = (walk.once_more(node) for _ in range(2))
+            return _difference(node, NOT_REPEATABLE, node.name, summary(one), summary(other))
+    return None
 
 
 def _blamed(cause: str, walk: Walk, node: fx.Node) -> str:

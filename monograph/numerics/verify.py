@@ -27,7 +27,7 @@ from monograph.numerics.comparison import Compared, compare, is_fine, near_float
 from monograph.numerics.eager_log import EagerLog
 from monograph.numerics.float64_steps import Exact, Truth
 from monograph.numerics.judge import FloatReport
-from monograph.numerics.locate import KERNELS, FirstDifference, locate, same_value
+from monograph.numerics.locate import KERNELS, FirstDifference, locate, not_repeatable, same_value
 from monograph.numerics.repro import write_repro
 from monograph.numerics.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
 from monograph.numerics.subject import Subject, looking_at
@@ -113,12 +113,21 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         if wrong is not None and judged:
             compared, judged, found = compare_by(exact.truths(_MORE_NEARBY))
             wrong, ranks = _anywhere(subject, found)
-        first = None if wrong is None else _located(subject, wrong, bitwise=_is_bitwise(build))
+        if wrong is not None:
+            first = _located(subject, wrong, bitwise=_is_bitwise(build))
+        else:
+            first = _unsteady(subject) if judged else None
     finally:
         kept.restore()
-    ok = wrong is None and not moving
+    ok = wrong is None and first is None and not moving
     name = subject.inside.name
     return VerifyReport(name, build.backend, steps, against, Rows(compared), judged, first, moving, ok, ranks)
+
+
+def _unsteady(subject: Subject) -> FirstDifference | None:
+    """The op that gives something else each time, which would pass for rounding: eager mode is as far from float64."""
+    build, bound = subject.prepare()
+    return not_repeatable(build, own_inputs(bound))
 
 
 def _anywhere(subject: Subject, wrong: int | None) -> tuple[int | None, tuple[int, ...]]:
