@@ -82,3 +82,13 @@ def test_align_says_so_too() -> None:
         AlignmentError, match="eager mode is not repeatable: run again from the same seed, result"
     ):
         align(Net(moves), torch.randn(4, 3))
+
+
+def test_rounding_of_compiled_code_does_not_hide_it() -> None:
+    """Eager mode is as far from float64 then as the graph is."""
+    model = Net(moves)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    report = step.verify(torch.randn(4, 3), torch.randn(4, 3), against="float64")
+    assert not report.ok
+    assert report.first is not None
+    assert "not repeatable" in report.first.cause

@@ -24,6 +24,16 @@ def check_gradients(registered: RegisteredOptimizer) -> None:
         )
 
 
+def check_not_stepped(registered: RegisteredOptimizer, steps: Mapping[str, int]) -> None:
+    """Raise OptimizerError if build() has stepped an optimizer that the graph steps after it; `steps` are those so far."""
+    if steps.get(registered.name):
+        raise OptimizerError(
+            f"build() calls step() of {registered.name} ({type(registered.optimizer).__name__}), which the graph steps after "
+            "build(): each call would update twice",
+            hint="leave step() out of build(), or add the optimizer with manual=True",
+        )
+
+
 def check_groups(registered: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> None:
     """Raise OptimizerError if build() has added or removed param groups; `before` are those at the beginning."""
     number = len(registered.optimizer.param_groups)

@@ -17,6 +17,7 @@ from monograph.capture.optimizers.asked_state import AskedState
 from monograph.capture.optimizers.checks import (
     check_gradients,
     check_groups,
+    check_not_stepped,
     reported_options,
     reported_parts,
 )
@@ -146,6 +147,7 @@ class TracedOptimizers:
         for registered in self._owned.optimizers:
             check_groups(registered, self._groups[registered.name])
             if not registered.manual:
+                check_not_stepped(registered, self.steps)
                 with self._rules.own_business():
                     check_gradients(registered)
                 registered.stepped.step()

@@ -198,3 +198,27 @@ def test_updates_of_lists_that_branch_on_a_counter(make: Any) -> None:
                 optimizer.step()
         trails.append((model.state_dict(), optimizer.state_dict()["state"]))
     assert_same(*trails)
+
+
+def test_a_step_in_build_of_an_optimizer_that_the_graph_steps_is_refused():
+    """It would update twice in each call, and eager mode, which runs the same build(), would agree."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Twice(mg.Graph):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+
+        def build(self, x):
+            loss = self.model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+    before = model.weight.detach().clone()
+    with pytest.raises(mg.OptimizerError, match="each call would update twice") as caught:
+        Twice()(torch.ones(4, 2))
+    assert "manual=True" in caught.value.hint
+    assert torch.equal(model.weight, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -57,6 +58,11 @@ class Functions:
             if id(cell) not in self._known:
                 self._known[id(cell)] = cell
                 self._recorded.add(Closure(f"{label}.<closure>.{name}", cell))
+
+    def closed_over(self, code: CodeType) -> Iterator[Any]:
+        """What the functions with this code close over, of those that were reached."""
+        for function, _ in self._by_code.get(id(code), ()):
+            yield from closure_of(function).values()
 
     def _find(self, code: CodeType) -> None:
         """Functions with this code that were reached in no way: C code holds them, or this very step made them."""

@@ -30,6 +30,12 @@ class Modules:
         """What code names in its globals; `own` code is the user's."""
         self._named(table, str(table.get("__name__", "globals")), names.globals, names.attributes, own=own)
 
+    def take_variables(self, found: Iterable[Any], names: CodeNames) -> None:
+        """What the user's code names in modules that it closes over."""
+        for item in found:
+            if isinstance_of(item, ModuleType):
+                self._in_module(item, names.attributes, own=True)
+
     def take_whole_globals(self, table: dict[str, Any]) -> None:
         """All globals of code count, some of which are taken already."""
         self._recorded.make_whole(self._tables[id(table)])

@@ -239,6 +239,7 @@ class Reach:
         for what, where in unguarded_in(code, table, names):
             self.unguarded.setdefault(what, where)
         self._functions.started(code)
+        self._modules.take_variables(self._functions.closed_over(code), names)
 
     def seen(self, code: CodeType, values: Iterable[Any]) -> None:
         """Objects in the hands of code that makes up names: all that they hold counts."""
