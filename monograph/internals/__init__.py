@@ -4,5 +4,5 @@ In: a graph, and the arguments of a call. Out: a build that serves it, with the 
 Imports `amp`, `backends`, `block`, `cache`, `capture`, `capture/guards/sources`, `capture/numbers`,
 `capture/optimizers`, `capture/process`, `capture/step`, `checkpoint/steps`, `compiler`, `config`, `distributed`,
 `distributed/agreement`, `distributed/pipeline`, `eager`, `elementwise`,
-`inspect/printed`, `ir`, `ir/call`, `passes`, `plan`, `runnable`, `state`.
+`inspect/printed`, `ir`, `ir/call`, `passes`, `plan`, `runnable`, `runtime`, `state`.
 """

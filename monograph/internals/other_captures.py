@@ -8,19 +8,26 @@ from typing import Final
 from monograph.capture.trace import LOGGER, WITH_VALUES, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, compile_step
-from monograph.errors import MonographError, SignatureError, first_line
+from monograph.errors import CaptureError, MonographError, SignatureError, first_line
 from monograph.internals.internals import Internals
 from monograph.internals.misfit import misfit_behind
 from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call
+from monograph.runtime.custom_ops import WrongDescription
 from monograph.state.signals import interruptible
 
+_MEND_KERNEL: Final = "correct the function that is given to register_fake: torch.library.opcheck() tests it"
 APART: Final = -1  # the number of a build that is none of the graph's yet
 
 
 def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) -> Build:
     """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
-    LOGGER.info("%s: captured once more, %s (%s)", graph.name, WITH_VALUES, first_line(error))
+    if isinstance(error, WrongDescription):
+        LOGGER.warning(
+            "%s: %s; captured once more, on copies of the real tensors; %s", graph.name, error, _MEND_KERNEL
+        )
+    else:
+        LOGGER.info("%s: captured once more, %s (%s)", graph.name, WITH_VALUES, first_line(error))
     cache = graph.cache
     try:
         with interruptible() as hold:
@@ -42,6 +49,8 @@ def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) 
         if (fault := misfit_behind(error, call, cache.signatures())) is not None:
             message = " ".join([str(error), *getattr(error, "__notes__", ())])
             raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
+        if isinstance(error, WrongDescription):
+            raise CaptureError(str(error), where=error.where, hint=_MEND_KERNEL) from None
         raise error from None
     return again
 

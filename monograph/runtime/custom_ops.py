@@ -13,28 +13,40 @@ from torch import fx
 
 from monograph.compat.modes import watching_results
 from monograph.ir.call.nested import leaves_in
-from monograph.ir.meta import TensorMeta, tensor_meta, value
+from monograph.ir.meta import TensorMeta, origin, tensor_meta, value
 from monograph.runtime.runner import Runner
+from monograph.user_code.lines import Origin
+
+
+class WrongDescription(RuntimeError):
+    """A custom op has given something else than its fake kernel reports; `where` is the line that calls it."""
+
+    def __init__(self, message: str, where: Origin) -> None:
+        super().__init__(message)
+        self.where = where
 
 
 @contextmanager
 def checked_layouts(nodes: Iterable[fx.Node]) -> Iterator[None]:
     """Compare the results of these ops with their descriptions while a step runs; ops may run in another order.
 
-    Raises RuntimeError for a result that no node with its op describes.
+    Raises WrongDescription for a result that no node with its op describes.
     """
     expected: dict[Any, list[Any]] = defaultdict(list)
+    places = dict[Any, Origin]()
     for node in nodes:
         expected[node.target].append(value(node))
+        places.setdefault(node.target, origin(node))
 
     def see(target: Any, result: Any) -> None:
         if target not in expected:
             return
         found = _forms(result)
         if not any(_fits(found, list(leaves_in(described))) for described in expected[target]):
-            raise RuntimeError(
+            raise WrongDescription(
                 f"{target} gives {', '.join(map(_text, found))}; its fake kernel reports "
-                f"{', '.join(_text(item) for item in leaves_in(expected[target][0]))}"
+                f"{', '.join(_text(item) for item in leaves_in(expected[target][0]))}",
+                places[target],
             )
 
     with watching_results(see):

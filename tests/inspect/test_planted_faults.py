@@ -12,6 +12,7 @@ from torch import nn
 
 from monograph.backends.python import generated as aten_backend
 from monograph.backends.python import two_parts
+from monograph.errors import CaptureError
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of, set_settings
 from tests.support import new_cache
@@ -134,10 +135,11 @@ def test_a_wrong_kernel_of_compiled_code(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_wrong_fake_shape() -> None:
-    with pytest.raises(RuntimeError, match="its fake kernel reports shape") as caught:
+    with pytest.raises(CaptureError, match="its fake kernel reports shape") as caught:
         Step(Through(faults.wrong_shape))(*batch())
-    (note,) = caught.value.__notes__
-    assert f'faults.py", line {line_of("wrong shape")}, module model.inner (forward)' in note
+    assert caught.value.where is not None
+    assert (caught.value.where.line, caught.value.where.module) == (line_of("wrong shape"), "model.inner")
+    assert "opcheck" in caught.value.hint
 
 
 def test_a_fault_in_a_micro_batch() -> None:
