@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 import torch
 
@@ -263,15 +264,15 @@ class BuildCache:
         """Why no build fits this call, as a sentence."""
         if not self.all:
             return Reason("first call", Cause.FIRST)
-        found = next(filter(None, map(joined, self._reasons(call))), None)
+        worded = partial(_with_writer, self.living())
+        found = next(filter(None, (joined(reasons, worded) for reasons in self._reasons(call))), None)
         return found or Reason("a new form of arguments", Cause.STRUCTURE)
 
     def _reasons(self, call: Call) -> Iterator[list[Reason]]:
         """All that keeps a build from serving this call, for one build after the other."""
         for taken in self._taken(call):
             for build in self._builds_for(taken):
-                found = [_with_writer(self.living(), item) for item in build.differences(taken)]
-                yield found or [Reason("a guard failed")]
+                yield [*build.differences(taken)] or [Reason("a guard failed")]
         for taken in self._taken(call):
             if not self._live.get(taken.key) and taken.key in self._let_go:
                 yield [self._let_go[taken.key]]
@@ -287,7 +288,7 @@ def _with_writer(builds: Sequence[Build], reason: Reason) -> Reason:
     writing = [build for build in builds if reason.place and reason.place in build.captured.places_written()]
     name = reason.place.rpartition(".")[2]
     lines = [line for build in writing for line in lines_that_store(build.guards.sources, name)]
-    return reason.followed_by(f", which {lines[0].file}:{lines[0].line} writes") if lines else reason
+    return reason.followed_by(f", which {lines[0]} writes") if len(lines) == 1 else reason
 
 
 def _of_key(known: Key, now: Key) -> Iterator[Reason]:

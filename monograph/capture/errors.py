@@ -44,7 +44,7 @@ _DENSE_DECAY = (
 )
 _HINTS = {  # for what torch says
     "weight_decay option is not compatible with sparse gradients": _DENSE_DECAY,
-    "add(sparse, dense) is not supported": _DENSE_DECAY,
+    "add(sparse, dense) is not supported": f"write add(dense, sparse); in an optimizer, {_DENSE_DECAY}",
     "`fused` does not support sparse grad": "leave fused=True out, or give the embedding sparse=False",
     "Expected dtype int32/int64 for index": _NUMBERS_OF_CLASSES,
     "scalar types: Long, Int": _NUMBERS_OF_CLASSES,

@@ -19,7 +19,7 @@ from monograph.ir.text import Text
 def module_text(program: Program, module: str) -> Text:
     """The ops of a module and of those inside of it, in all phases. Raises DefinitionError if there are none."""
     parts = [lines for part in program.programs if (lines := list(_lines(part, module)))]
-    if not parts:
+    if not (module and parts):
         raise no_ops_in(module, {origin(node).module for node in program.ops()})
     return Text("\n".join([HEADER, *("\n".join(lines) + "\n" for lines in parts)]))
 

@@ -91,22 +91,16 @@ def _merge_reductions(graph: fx.Graph) -> None:
     work = {node: flops(node) for node in graph.nodes}  # none of what comes here, which packs and unpacks
     needs = _needs(graph)
     beside = _sums_beside_parts(graph, needs)
-    room = _more_sent(graph)
     for kind in _in_order(needs):
         ready = Ready(graph)
         begun = [item for item in _begun_in(graph, gathers=False) if beside.get(item.kind, item.kind) == kind]
         begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
         for bucket in list(_buckets(begun, ready, work)):
-            parts = [item for item in bucket if item.op is SCATTER]
-            sums = [item for item in bucket if item.op is not SCATTER]
-            more = sum(map(_nbytes, sums)) * (parts[0].count - 2) if parts else 0
-            if parts and more <= room:
-                parts, sums, room = [*parts, *sums], [], room - more
-            for together in filter(None, (parts, sums)):
-                present = [found for item in together if (found := begun_by(item.begin)) is not None]
-                _begin_early(present, Ready(graph))
-                if len(present) > 1:
-                    merge(graph, present)
+            bucket.sort(key=lambda item: item.op is SUM)  # behind scattered sums
+            present = [found for item in bucket if (found := begun_by(item.begin)) is not None]
+            _begin_early(present, Ready(graph))
+            if len(present) > 1:
+                merge(graph, present)
 
 
 def _needs(graph: fx.Graph) -> dict[object, set[object]]:
@@ -120,7 +114,8 @@ def _needs(graph: fx.Graph) -> dict[object, set[object]]:
 def _sums_beside_parts(graph: fx.Graph, needs: Mapping[object, set[object]]) -> dict[object, object]:
     """By kind of sum the kind of scattered sum that it may go with: one of the same processes.
 
-    A sum of small parameters at the end of backward would be waited for alone. Each process can give the same to all parts instead.
+    A sum of small parameters at the end of backward would be waited for alone. Each of two processes can give the same to both parts
+    instead. Of more, each part would be added in an order of its own, and copies would drift apart.
     """
     begun = _begun_in(graph, gathers=False)
     sent_on = set[object]().union(*needs.values())
@@ -131,7 +126,7 @@ def _sums_beside_parts(graph: fx.Graph, needs: Mapping[object, set[object]]) -> 
         kind: other.kind
         for kind, item in sums.items()
         for other in begun
-        if other.op is SCATTER and other.kind == _as_scattered(item, other.count)
+        if other.op is SCATTER and other.count == 2 and other.kind == _as_scattered(item, 2)
     }
 
 
@@ -139,11 +134,6 @@ def _as_scattered(item: Begun, count: int) -> object:
     """The kind that a sum has as one that is scattered in so many parts."""
     _, (how, group), *others = item.kind
     return SCATTER, (how, count, group), *others
-
-
-def _more_sent(graph: fx.Graph) -> int:
-    """The bytes that a step may send more than it has to, for fewer collectives."""
-    return sum(map(_nbytes, _begun_in(graph, gathers=False))) // 200
 
 
 def _in_order(needs: Mapping[object, set[object]]) -> list[object]:

@@ -226,7 +226,7 @@ MISFITS = {
     "too many": (lambda x, y: ((x, y, 1.0, 2), {}), "it got 4 positional arguments"),
     "twice": (lambda x, y: ((x, y), {"x": x}), "argument x is given twice"),
     "unknown": (lambda x, y: ((x, y), {"z": x}), "argument z is unknown"),
-    "no tensor": (lambda x, y: ((x, 3), {}), "argument y is a int; the artifact takes a tensor"),
+    "no tensor": (lambda x, y: ((x, 3), {}), "argument y is an int; the artifact takes a tensor"),
     "no number": (lambda x, y: ((x, y, "x"), {}), "argument weight is a str; the artifact takes a number"),
 }
 

@@ -183,7 +183,8 @@ def test_sums_of_small_parameters_go_with_the_parts_of_others() -> None:
     assert in_parts_and_whole(Steps((3,), (8,))) == ["all_gather_into_tensor", "reduce_scatter_tensor"]
 
 
-def test_sums_that_many_processes_would_send_more_of_stay_sums() -> None:
+def test_sums_of_more_than_two_processes_stay_sums() -> None:
+    """Each part would be added in an order of its own, and copies of a parameter would drift apart."""
     found = in_parts_and_whole(Steps((3,), (8,), processes=4))
     assert found == ["all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"]
 

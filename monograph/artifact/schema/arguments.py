@@ -132,8 +132,9 @@ class Arguments:
             raise SignatureError(
                 f"argument {path} is {_kind(leaf)}; the artifact takes a tensor: {_text(expected)}"
             )
-        got = tensor_meta(leaf)
-        if (got.shape, got.dtype, got.device) != (expected.shape, expected.dtype, expected.device):
+        form = (tuple(leaf.shape), leaf.dtype, leaf.device)
+        if form != (expected.shape, expected.dtype, expected.device):
+            got = tensor_meta(leaf)
             raise SignatureError(
                 f"argument {path} is {_text(got)}; the artifact takes {_text(expected)}",
                 hint=self._advice(got, expected, path),

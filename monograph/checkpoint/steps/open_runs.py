@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -16,14 +17,18 @@ class OpenRuns:
     """All of them, as long as somebody holds the manager."""
 
     _all: ClassVar[weakref.WeakSet[_Run]] = weakref.WeakSet()
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # other threads make managers
 
     @staticmethod
     def add(run: _Run) -> None:
         """One more."""
-        OpenRuns._all.add(run)
+        with OpenRuns._lock:
+            OpenRuns._all.add(run)
 
     @staticmethod
     def of_other_runs() -> list[Path]:
         """The newest checkpoints of directories that hold those of other runs, from which nobody goes on."""
-        found = [run.of_another_run() for run in list(OpenRuns._all)]
+        with OpenRuns._lock:
+            runs = list(OpenRuns._all)
+        found = [run.of_another_run() for run in runs]
         return sorted(path for path in found if path is not None)

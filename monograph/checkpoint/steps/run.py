@@ -51,7 +51,7 @@ class Run:
         """The newest checkpoint there, if this run has saved none, asked for none, and removes none."""
         if self.rewind or self.own or self.resumed is not None:
             return None
-        return next((path for _step, path in reversed(self.steps())), None)
+        return next((path for _step, path in reversed(self.steps()) if _is_whole(path)), None)
 
     def refusal(self, step: int, other: Path) -> CheckpointError:
         """The error for a step that is not saved because of a checkpoint of another run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import threading
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import count
@@ -13,6 +14,7 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
+_MESHES: Final = threading.Lock()  # around what a mesh finds in its module while it is made
 FAKE: Final = "fake"  # torch's name for groups whose other processes are not there
 _PREFIX: Final = "monograph/"
 _ANY_GROUP: Final = "undefined"  # what torch says of a group that nobody has described
@@ -117,8 +119,11 @@ def why_no_mesh(ranks: tuple[Any, ...]) -> str:
         return ""
     if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
         return f"torch {torch.__version__} sorts the ranks of a group"
-    if num_processes() in torch.tensor(ranks).shape[1:]:
+    shape = torch.tensor(ranks).shape
+    if len(shape) > 1 and num_processes() in shape:
         return "all ranks are along one of several dimensions"
+    if len(shape) > 1 and getattr(whole_group(), "bound_device_id", None) is not None:
+        return "groups that are split off a group with a device_id have theirs sorted"
     return ""
 
 
@@ -133,15 +138,16 @@ def _mesh_in_any_order(device_mesh: Any, device: str, ranks: tuple[Any, ...]) ->
     What: `new_group(sort_ranks=False)`, where the mesh makes its groups. Why: else it sorts the ranks of each, and DTensor's collectives
     take parts for those of other ranks. Degraded path: `why_no_mesh` says so.
     """
-    original = device_mesh.new_group
+    original = dist.new_group
     in_order = partial(original, sort_ranks=False)
-    if len(ranks) == num_processes():  # a mesh would take the group that there is
-        return device_mesh.DeviceMesh.from_group(in_order([*ranks]), device)
-    device_mesh.new_group = in_order
-    try:
-        return device_mesh.DeviceMesh(device, ranks)
-    finally:
-        device_mesh.new_group = original
+    if all(type(rank) is int for rank in ranks) and len(ranks) == num_processes():
+        return device_mesh.DeviceMesh.from_group(in_order([*ranks]), device)  # not the group that there is
+    with _MESHES:
+        device_mesh.new_group = in_order
+        try:
+            return device_mesh.DeviceMesh(device, ranks)
+        finally:
+            device_mesh.new_group = original
 
 
 def import_fake_collectives() -> None:

@@ -183,9 +183,9 @@ def _made(node: fx.Node, known: Mapping[fx.Node, Several], alone: frozenset[str]
 
 
 def _summed_beside_parts(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The collective that a slice is taken from, and what is added there, if that is a sum to which each rank gives the same row for all.
+    """The collective that a slice is taken from, and what is added there, if that is a sum to which both ranks give the same row for both.
 
-    None for any other slice, also of a scattered sum.
+    None for any other slice, also of a scattered sum: of more than two ranks each adds in another order.
     """
     begun = awaited_by(node.args[0]) if isinstance(node.args[0], fx.Node) else None
     if begun is None or packet_name(begun.target).partition("::")[2] not in _SCATTERS:
@@ -206,7 +206,7 @@ def _summed_beside_parts(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         (described,) = metas(value(row))
         width = int(described.shape[1])
         if at <= first and last <= at + width:  # type: ignore[operator]
-            return (begun, row.args[0]) if _repeats(row) else None
+            return (begun, row.args[0]) if _repeats(row) and described.shape[0] == 2 else None
         at += width
     return None
 

@@ -82,9 +82,20 @@ def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     except TypeError as error:
         raise SignatureError(
             f"the call does not fit build{inspect.signature(build)}: {error}",
-            hint=unpacking(args, kwargs)
+            hint=(_fits(build, *args) and unpacking(args, kwargs))
             or f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
         ) from None
+
+
+def _fits(build: Callable[..., Any], *batch: Any) -> bool:
+    """True if the one argument is a batch whose parts fit the parameters."""
+    try:
+        inspect.signature(build).bind(
+            *(batch[0] if len(batch) == 1 and isinstance(batch[0], (tuple, list)) else ())
+        )
+    except TypeError:
+        return False
+    return True
 
 
 def unpacking(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -106,15 +106,24 @@ class Reason(str):
         return Reason(self, self.cause, self.place, what=self.what, dims=self.dims, advice=advice)
 
 
-def joined(reasons: Iterable[Reason]) -> Reason | None:
-    """Several reasons for one build as one: the first, whose cause it has, and two more, each place once; None if there are none."""
+def joined(reasons: Iterable[Reason], worded: Callable[[Reason], Reason] | None = None) -> Reason | None:
+    """Several reasons for one build as one: the first, whose cause it has, and two more, each place once; None if there are none.
+
+    `worded` may change the text of those that are named.
+    """
     found: list[Reason] = []
+    others = set[object]()  # which are counted
     for reason in reasons:
-        if not any(_says(known, reason) for known in found):
+        if any(_says(known, reason) for known in found):
+            continue
+        if len(found) < _NAMED:
             found.append(reason)
+        else:
+            others.add(reason.cause if reason.cause in _OF_MANY else reason.place or str(reason))
     if not found:
         return None
-    more = [*found[1:_NAMED], *([f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else [])]
+    found = list(map(worded, found)) if worded is not None else found
+    more = [*found[1:], *([f"and {len(others)} more"] if others else [])]
     return found[0].followed_by("".join(f"; {text}" for text in more)) if more else found[0]
 
 
