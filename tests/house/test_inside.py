@@ -88,6 +88,7 @@ INSIDE: Mapping[str, Set[str]] = {  # the modules that parts built on public nam
         "monograph.capture.guards.sources.closures",
         "monograph.compat.ops",
         "monograph.compat.tensors",
+        "monograph.errors",
         "monograph.ir.call.numbers",
         "monograph.ir.call.tree",
         "monograph.numerics.judge",
