@@ -61,6 +61,10 @@ WRONG: dict[str, Callable[[mg.Graph, Any, Tensor], Any]] = {
     "backend": lambda step, item, x: step.config.backend(item),
     "max_builds": lambda step, item, x: mg.assert_max_builds(item).__enter__(),
     "replay": lambda step, item, x: step.replay(x, x)[item],  # type: ignore[index]
+    "buckets": lambda step, item, x: mg.buckets(item, dim=0, sizes=[4]),
+    "buckets dim": lambda step, item, x: mg.buckets("x", dim=item, sizes=[4]),
+    "buckets sizes": lambda step, item, x: mg.buckets("x", dim=0, sizes=item),
+    "buckets pad": lambda step, item, x: mg.buckets("x", dim=0, sizes=[4], pad=item),
     "align": lambda step, item, x: align(item, x),
     "align against": lambda step, item, x: align(torch.sin, x, against=item),
     "align calls": lambda step, item, x: align(torch.sin, x, calls=item),
