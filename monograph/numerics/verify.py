@@ -183,9 +183,10 @@ def _run_eager(subject: Subject, number: int) -> Any:
     except MonographError:
         raise
     except Exception as error:
+        where = user_place_of(error)
         raise capture_error_of(error)(
             f"eager mode fails in step {number}, and the graph does not: {first_line(error)}",
-            where=user_place_of(error),
+            where=where if where.file else None,  # backward() of a graph that has no build() of the user's
             hint="there is nothing to compare with until eager mode runs this step; an op that changes an argument, for example, has "
             "to say so (mutates_args)",
         ) from error

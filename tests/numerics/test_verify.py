@@ -225,3 +225,13 @@ def test_where_eager_mode_alone_fails() -> None:
     assert caught.value.where.file == __file__
     assert caught.value.where.line == line_of("backward", __file__)
     assert "mutates_args" in caught.value.hint
+
+
+def test_the_line_of_the_call_is_named_where_backward_has_none() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = mg.train_graph(model, lambda made, y: (halves(made.exp()) * y).sum(), optimizer)
+    step.config.backend("aten")
+    with pytest.raises(mg.CaptureError, match="eager mode fails in step 0") as caught:
+        step.verify(torch.ones(2, 4), torch.ones(2, 4))  # at: the call
+    assert caught.value.where.line == line_of("the call", __file__)
