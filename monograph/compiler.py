@@ -274,9 +274,10 @@ def _runnable(
         may_hold_less = isinstance(error, BackendError) or settings.memory_budget is not None
         if settings == settings.plain() or not may_hold_less:
             raise
-        LOGGER.warning("%s: %s; the step runs on the aten backend", request.name, error)
-        note = f"{settings.backend} could not be used: {error.message}"
-    return replace(_lowered(request, captured, first, settings.plain(), reason, number), notes=(note,))
+        why = error
+    build = _lowered(request, captured, first, settings.plain(), reason, number)
+    LOGGER.warning("%s: %s; the step runs on the aten backend", request.name, why)
+    return replace(build, notes=(f"{settings.backend} could not be used: {why.message}",))
 
 
 def _lowered(

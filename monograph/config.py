@@ -11,7 +11,8 @@ import torch
 
 from monograph.compat.distributed.pipelining import SCHEDULES
 from monograph.distributed.columns import check_mesh
-from monograph.errors import ConfigError, DefinitionError
+from monograph.errors import ConfigError, DefinitionError, shown
+from monograph.ir.text import bytes_in
 from monograph.padding.declaration import Buckets, checked
 from monograph.padding.tally import Padding
 from monograph.passes.table import PASS_NAMES, PASSES, Runs
@@ -42,7 +43,7 @@ class GraphConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         if callable(getattr(type(self), name, None)):
             raise DefinitionError(
-                f"config.{name} is a method, and cannot be set", hint=f"call it: config.{name}({value!r})"
+                f"config.{name} is a method: it cannot be set", hint=f"call it: config.{name}({shown(value)})"
             )
         super().__setattr__(name, value)
 
@@ -53,15 +54,15 @@ class GraphConfig:
         first one by compiled code. Raises ConfigError for a backend that there is not, and a step that is none or has passed.
         """
         if name not in BACKENDS:
-            raise ConfigError(f"unknown backend {name!r}", hint=f"choose one of {', '.join(BACKENDS)}")
+            raise ConfigError(f"unknown backend {shown(name)}", hint=f"choose one of {', '.join(BACKENDS)}")
         if background and not is_compiled(name):
             raise ConfigError(
-                f"backend({name!r}, background=True): there is nothing to wait for",
+                f"backend({shown(name)}, background=True): there is nothing to wait for",
                 hint='"auto" compiles beside the steps by itself',
             )
         if swap_at is not None and (type(swap_at) is not int or swap_at < 0 or not background):
             raise ConfigError(
-                f"swap_at={swap_at!r}: it takes the number of a step, with background=True",
+                f"swap_at={shown(swap_at)}: it takes the number of a step, with background=True",
                 hint='config.backend("inductor", background=True, swap_at=1000)',
             )
         self.settings = replace(self.settings, backend=name, background=background, swap_at=swap_at)
@@ -74,7 +75,7 @@ class GraphConfig:
         """Run build() under autocast; `backward()` and the optimizers are outside of it."""
         if not isinstance(mode, bool):
             raise DefinitionError(
-                f"enable_amp({mode!r}): the first argument says on or off", hint="write enable_amp(dtype=...)"
+                f"enable_amp({shown(mode)}): that is neither on nor off", hint="write enable_amp(dtype=...)"
             )
         if dtype not in (torch.float16, torch.bfloat16):
             raise DefinitionError(
@@ -91,7 +92,7 @@ class GraphConfig:
         """
         if type(n) is not int or n < 1:
             raise DefinitionError(
-                f"set_gradient_accumulation_steps({n!r}): a number of micro-batches is needed",
+                f"set_gradient_accumulation_steps({shown(n)}): a number of micro-batches is needed",
                 hint="pass a whole number from 1 on; 1 means no accumulation",
             )
         self.settings = replace(self.settings, accumulation_steps=n)
@@ -119,11 +120,11 @@ class GraphConfig:
         """
         if stage not in (1, 2, 3):
             raise ConfigError(
-                f"enable_zero(stage={stage!r}): there are stages 1, 2 and 3", hint="enable_zero(stage=2)"
+                f"enable_zero(stage={shown(stage)}): there are stages 1, 2 and 3", hint="enable_zero(stage=2)"
             )
         if type(shard_min_size) is not int or shard_min_size < 0:
             raise ConfigError(
-                f"enable_zero(shard_min_size={shard_min_size!r}): a number of elements is needed",
+                f"enable_zero(shard_min_size={shown(shard_min_size)}): a number of elements is needed",
                 hint="pass an int from 0 on",
             )
         self.settings = replace(self.settings, zero=Zero(stage, shard_min_size) if _switch(mode) else None)
@@ -141,7 +142,7 @@ class GraphConfig:
         'GPipe'
         """
         if name not in SCHEDULES:
-            raise ConfigError(f"set_pipeline_schedule({name!r})", hint=f"one of {', '.join(SCHEDULES)}")
+            raise ConfigError(f"set_pipeline_schedule({shown(name)})", hint=f"one of {', '.join(SCHEDULES)}")
         self.settings = replace(self.settings, pipeline_schedule=name)
 
     def enable_pass(self, name: str, mode: bool = True) -> None:
@@ -149,7 +150,7 @@ class GraphConfig:
         rows = {row.name: row for row in PASSES if row.runs is not Runs.ALWAYS}
         if name not in rows:
             raise DefinitionError(
-                f"there is no pass {name!r} that can be switched", hint=f"choose one of {', '.join(rows)}"
+                f"there is no pass {shown(name)} that can be switched", hint=f"one of {', '.join(rows)}"
             )
         switched = dict(self.settings.passes) | {name: _switch(mode)}
         if rows[name].runs is Runs.ASKED and not mode:
@@ -186,10 +187,11 @@ class GraphConfig:
     def set_memory_budget(self, budget: int | str | None) -> None:
         """Limit the step memory: the bytes above parameters, optimizer state and arguments; None removes the limit.
 
-        "0.5x" is half of the step memory without a limit. Backward recomputes what does not fit, with the least predicted
-        time; on `aten` with the same bits. `inductor` compiles the same ops in another order: if that order holds more, the
-        step runs on `aten`, with a warning. The next call makes a build. It raises PlanError, with the least possible number
-        of bytes, if the budget is impossible. Raises ConfigError for a value that is neither a number of bytes nor a share.
+        It is a number of bytes, or a text such as "2 GiB" or "500 MB"; "0.5x" is half of the step memory without a limit.
+        Backward recomputes what does not fit, with the least predicted time; on `aten` with the same bits. `inductor` compiles
+        the same ops in another order: if that order holds more, the step runs on `aten`, with a warning. The next call makes a
+        build. It raises PlanError, with the least possible number of bytes, if the budget is impossible. Raises ConfigError for
+        a value that is neither a number of bytes nor a share.
 
         >>> config = GraphConfig()
         >>> config.set_memory_budget("0.5x")
@@ -206,7 +208,7 @@ class GraphConfig:
         """
         if mode not in STRAIGHTENED:
             raise ConfigError(
-                f"enable_straighten_algorithm({mode!r})", hint=f"choose one of {', '.join(STRAIGHTENED)}"
+                f"enable_straighten_algorithm({shown(mode)})", hint=f"choose one of {', '.join(STRAIGHTENED)}"
             )
         self.settings = replace(self.settings, straighten=mode)
 
@@ -232,18 +234,16 @@ class GraphConfig:
         """
         if not callable(function) or not isinstance(function, Hashable):
             raise DefinitionError(
-                f"add_pass({function!r}): a pass is a function from Program to Program, or an object that can be "
+                f"add_pass({shown(function)}): a pass is a function from Program to Program, or an object that can be "
                 "called and hashed",
                 hint="define it by def, or as a frozen dataclass; docs/passes.md shows how",
             )
         added = [pass_name(item) for item, _ in self.settings.added_passes]
         if (name := pass_name(function)) in (*PASS_NAMES, *added):
-            raise DefinitionError(
-                f"there is a pass {name!r} already", hint="give the function a name of its own"
-            )
+            raise DefinitionError(f"there is a pass {name!r} already", hint="give the function another name")
         if after is not None and after not in (*PASS_NAMES, *added):
             raise DefinitionError(
-                f"there is no pass {after!r}", hint=f"passes: {', '.join((*PASS_NAMES, *added))}"
+                f"there is no pass {shown(after)}", hint=f"passes: {', '.join((*PASS_NAMES, *added))}"
             )
         self.settings = replace(self.settings, added_passes=(*self.settings.added_passes, (function, after)))
 
@@ -267,20 +267,20 @@ class GraphConfig:
             return
         if not isinstance(argument, str) or type(dim) is not int:
             raise ConfigError(
-                f"dynamic({argument!r}, {dim!r}): the name of an argument and a dimension are needed",
+                f"dynamic({shown(argument)}, {shown(dim)}): the name of an argument and a dimension are needed",
                 hint='config.dynamic("x", 0), or config.dynamic(False) for no size that varies',
             )
         limits = [item for item in (min, max) if item is not None]
         if any(type(item) is not int or item < 1 for item in limits) or limits != sorted(limits):
             raise ConfigError(
-                f"dynamic({argument!r}, {dim}, min={min!r}, max={max!r}): no sizes are in this range",
+                f"dynamic({shown(argument)}, {dim}, min={shown(min)}, max={shown(max)}): no sizes are in this range",
                 hint="whole numbers from 1 on, min <= max",
             )
         size = DynamicSize(argument, dim, min, max)
         for known in self.settings.sizes:
             if (known.argument, known.dim) == (argument, dim) and known != size:
                 raise ConfigError(
-                    f"dynamic({argument!r}, {dim}) has the range of `{known!r}` already",
+                    f"dynamic({shown(argument)}, {dim}) has the range of `{known!r}` already",
                     hint="declare each size once",
                 )
         if size not in self.settings.sizes:
@@ -294,12 +294,12 @@ class GraphConfig:
         """
         if n is not None and (type(n) is not int or n < 1):
             raise DefinitionError(
-                f"max_builds({n!r}): a number of builds from 1 on is needed",
+                f"max_builds({shown(n)}): a number of builds from 1 on is needed",
                 hint="pass None to remove the limit",
             )
         if keep is not None and keep not in KEPT:
             raise ConfigError(
-                f"max_builds({n!r}, keep={keep!r}): which builds are to stay?",
+                f"max_builds({shown(n)}, keep={shown(keep)}): which builds are to stay?",
                 hint='keep="recent" drops the least recently used; without keep, one build too many is an error',
             )
         self.settings = replace(self.settings, max_builds=n, keep=keep)
@@ -332,18 +332,19 @@ class GraphConfig:
 
 
 def _budget(budget: Any) -> MemoryBudget:
-    if type(budget) is int and budget > 0:
-        return MemoryBudget(budget)
+    nbytes = bytes_in(budget) if isinstance(budget, str) else budget
+    if type(nbytes) is int and nbytes > 0:
+        return MemoryBudget(nbytes)
     share = _SHARE.fullmatch(budget) if isinstance(budget, str) else None
     if share is None or not float(share[1]):
         raise ConfigError(
-            f"set_memory_budget({budget!r}): neither a number of bytes nor a share of what the step holds",
-            hint='set_memory_budget(2 * 2**30) for 2 GiB, set_memory_budget("0.5x") for half',
+            f"set_memory_budget({shown(budget)}): neither a number of bytes nor a share of what the step holds",
+            hint='set_memory_budget("2 GiB") or set_memory_budget(2 * 2**30), set_memory_budget("0.5x") for half',
         )
     return MemoryBudget(share=float(share[1]))
 
 
 def _switch(mode: Any) -> bool:
     if not isinstance(mode, bool):
-        raise DefinitionError(f"{mode!r} is neither on nor off", hint="pass True or False")
+        raise DefinitionError(f"{shown(mode)} is neither on nor off", hint="pass True or False")
     return mode

@@ -99,6 +99,7 @@ class CaptureError(MonographError):
         return user_place(frame)
 
 
+_LONGEST_SHOWN = 80  # letters of what was given, in a message
 _KINDS = (
     ValueError,
     TypeError,
@@ -122,6 +123,16 @@ def capture_error_of(error: Exception) -> type[CaptureError]:
 def first_line(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def shown(item: object) -> str:
+    """What was given, in a message: its repr, or its kind where that has many letters, as of a graph, a module or a tensor."""
+    text = repr(item)
+    if len(text) <= _LONGEST_SHOWN and "\n" not in text:
+        return text
+    name = getattr(item, "name", None)
+    kind = type(item).__name__
+    return f"<{kind} {name}>" if isinstance(name, str) and len(name) <= _LONGEST_SHOWN else f"<{kind}>"
 
 
 def is_named(error: MonographError) -> bool:

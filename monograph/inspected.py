@@ -156,9 +156,10 @@ def memory(self: Any, *args: Any, **kwargs: Any) -> MemoryReport:
     return memory_report(internals_of(self).name, build, build.executor.bind(call.leaves))
 
 
-def max_batch(self: Any, *args: Any, memory: float, **kwargs: Any) -> int:
+def max_batch(self: Any, *args: Any, memory: float | str, **kwargs: Any) -> int:
     """The largest batch whose step holds no more than `memory` bytes: state, arguments, and what the step makes.
 
+    `memory` is a number, or a text with a unit, such as "16 GiB" or "500 MB".
     The batch is the first dimension of the arguments, of all in which it is as long as in the first of them; or the one
     size that is an `mg.Dim`, within its range. Nothing runs, and no build is made: the step is planned, at the answer and at
     one more for certain. Raises PlanError if not even the smallest batch fits, and says what that holds.

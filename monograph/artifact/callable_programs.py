@@ -261,8 +261,10 @@ class StoredProgram:
         except BackendError as error:
             if settings == settings.plain():
                 raise
-            LOGGER.warning("%s; the artifact runs on the aten backend", error)
-        return self._runnable(self._plan_for(settings.plain()), settings.plain(), leaves)
+            why = error
+        executor = self._runnable(self._plan_for(settings.plain()), settings.plain(), leaves)
+        LOGGER.warning("%s; the artifact runs on the aten backend", why)
+        return executor
 
     def _plan_for(self, settings: Settings) -> Plan:
         program = self._unpacked.bound.program

@@ -16,6 +16,8 @@ import typer
 
 from monograph import Graph, MonographError, NonfiniteError
 from monograph.inspect.replay_prompt import Session
+from monograph.internals.internals import internals_of
+from monograph.ir.call.reason import Cause
 from monograph.resume.factory import FactoryError, factory_name, load_factory
 from monograph.resume.proof import prove_resume
 from monograph.user_code.files import is_user_file
@@ -115,6 +117,7 @@ def _proves(factory: str, resume: Path, *, steps: int, more: int, python_random:
 def _trains(graph: Graph, batches: Iterator[Batch], number: int) -> bool:
     """Train until a step makes a NaN or an infinity, and report which; False if one does."""
     graph.config.detect_nonfinite()
+    internals_of(graph).advised.ours.add(Cause.SETTING)
     for args, kwargs in batches:
         try:
             graph(*args, **kwargs)

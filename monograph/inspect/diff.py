@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, shown
 from monograph.passes.run import Stage
 from monograph.passes.table import PASSES
 
@@ -17,8 +17,8 @@ def diff_text(stages: Sequence[Stage], name: str) -> str:
         for row in PASSES:
             if row.name == name:
                 hint = f"{row.how_to_switch_on} switches it on"
-                raise DefinitionError(f"the pass {name!r} did not run", hint=hint)
-        raise DefinitionError(f"there is no pass {name!r}", hint=f"passes: {', '.join(names[1:])}")
+                raise DefinitionError(f"the pass {shown(name)} did not run", hint=hint)
+        raise DefinitionError(f"there is no pass {shown(name)}", hint=f"passes: {', '.join(names[1:])}")
     place = names.index(name)
     before, after = stages[place - 1], stages[place]
     if before.program is after.program:

@@ -24,6 +24,7 @@ from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
 from monograph.ir.text import Displayed, Rows, table
 from monograph.runnable import why_not_in_place
+from monograph.settings import PLAIN
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
@@ -105,6 +106,8 @@ class Profile(Displayed):
             f"{self.graph} on {self.backend}: a step takes {self.step_seconds * 1e3:.3f} ms; "
             f"its {len(self.ops)} ops one by one {self.seconds * 1e3:.3f} ms"
         )
+        if self.backend != PLAIN:
+            head += f"\nThe tables list the ops as captured, one by one; {self.backend} runs them as compiled code."
         parts = [head, str(self.roofline)]
         for title, groups in (
             ("phase", self.by_phase()),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, shown
 from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite
 from monograph.inspect.suggestions import nearest
 from monograph.inspect.summary import Summary, summary
@@ -108,7 +108,7 @@ class Replay(Displayed):
                 return op
         behind = any(_is_at(op, place) and phase in (None, op.where.phase) for op in self._ops)
         raise DefinitionError(
-            f"no op {'ahead ' if behind else ''}belongs to {place!r}{f' in {phase}' if phase else ''}",
+            f"no op {'ahead ' if behind else ''}belongs to {shown(place)}{f' in {phase}' if phase else ''}",
             hint="go back first" if behind else self._places_like(place),
         )
 
@@ -139,7 +139,7 @@ class Replay(Displayed):
                     f"{which} is not known yet, {self._distance(nodes)} ops ahead",
                     hint=f'run_to("{nodes[0].name}") and step(), or run()',
                 )
-            raise DefinitionError(f"the step has no value {which!r}", hint=self._places_like(which))
+            raise DefinitionError(f"the step has no value {shown(which)}", hint=self._places_like(which))
         return self._walk.values[self._call(known, call, which)]
 
     def grad_of(self, path: str, *, call: int = -1) -> Any:
@@ -165,7 +165,7 @@ class Replay(Displayed):
         ports = dict(zip((port.path for port in self._walk.program.outputs), self._outputs(), strict=True))
         path = self._tied.get(path, path)
         if path not in ports:
-            raise DefinitionError(f"the step does not change {path!r}", hint=self._places_like(path))
+            raise DefinitionError(f"the step does not change {shown(path)}", hint=self._places_like(path))
         item = ports[path]
         if isinstance(item, fx.Node):
             return self.value(item.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, shown
 
 _SUGGESTED = 5
 _LISTED = 20  # modules, where none is near
@@ -22,7 +22,7 @@ def no_ops_in(module: str, known: Collection[str]) -> DefinitionError:
     known = {path for item in known for path in _with_those_around(item)}
     near = nearest(module, known) or sorted(known)[:_LISTED]
     return DefinitionError(
-        f"no op belongs to the module {module!r}", hint=f"modules near it: {', '.join(near)}"
+        f"no op belongs to the module {shown(module)}", hint=f"modules near it: {', '.join(near)}"
     )
 
 

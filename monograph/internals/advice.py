@@ -30,13 +30,14 @@ class Advised:
     """The causes of builds that the log of a graph has named at the level that shows by default."""
 
     causes: set[Cause] = field(default_factory=set)
+    ours: set[Cause] = field(default_factory=set)  # of builds that a tool makes: nobody has to write anything
 
     def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
         """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
         serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
         is_new = reason.cause not in self.causes and bool(reason.advice) and not serves_all
-        aloud = is_new or number >= _MANY_BUILDS
+        aloud = (is_new or number >= _MANY_BUILDS) and reason.cause not in self.ours
         self.causes.add(reason.cause)
         level = logging.WARNING if aloud else logging.INFO
         said = f"; {reason.advice}" if (aloud or serves_all) and reason.advice else ""

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from monograph.cache import BuildCache
 from monograph.capture.trace import LOGGER
-from monograph.errors import CaptureError, DefinitionError
+from monograph.errors import CaptureError, DefinitionError, shown
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.upgrades import Upgrades
 from monograph.ir.call.reason import Reason
+from monograph.ir.text import count_text
 from monograph.settings import Settings
 
 _RUNNING = threading.local()  # the limits that hold in this thread
@@ -33,7 +34,7 @@ def assert_max_builds(n: int) -> Iterator[None]:
     ...     pass
     """
     if type(n) is not int or n < 0:
-        raise DefinitionError(f"assert_max_builds({n!r})", hint="pass a number of builds from 0 on")
+        raise DefinitionError(f"assert_max_builds({shown(n)})", hint="pass a number of builds from 0 on")
     outer: tuple[_Limit, ...] = getattr(_RUNNING, "limits", ())
     _RUNNING.limits = (*outer, _Limit(n))
     try:
@@ -48,13 +49,13 @@ def check_limit(graph: str, settings: Settings, num_builds: int, reason: Reason)
     for limit in limits:
         if len(limit.made) == limit.most:
             raise CaptureError(
-                f"more than {limit.most} build(s): {'; '.join([*limit.made, f'{graph}: {reason}'])}",
+                f"more than {count_text(limit.most, 'build')}: {'; '.join([*limit.made, f'{graph}: {reason}'])}",
                 hint="the last one is one too many; what changed is named after its graph",
             )
     most = settings.max_builds
     if most is not None and settings.keep is None and num_builds >= most:
         raise CaptureError(
-            f"{graph} would need build {num_builds + 1}: {reason}",
+            f"{graph} has {count_text(num_builds, 'build')} and would need another: {reason}",
             hint=f'max_builds is {most}; keep="recent" drops the least recently used'
             + (f"; {reason.advice}" if reason.advice else ""),
         )

@@ -15,7 +15,7 @@ from monograph.backends.aten import plan_to_run
 from monograph.capture.trace import capture
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import planned
-from monograph.errors import CaptureError, DefinitionError, MonographError, PlanError
+from monograph.errors import CaptureError, DefinitionError, MonographError, PlanError, shown
 from monograph.internals.internals import Arguments, Internals
 from monograph.ir.call.dims import Dim, declared_sizes, dims_in, example_sizes, with_sizes
 from monograph.ir.call.signature import Call, Spec
@@ -23,7 +23,7 @@ from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.call.varying import declared
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.size_numbers import with_sizes_given
-from monograph.ir.text import bytes_text
+from monograph.ir.text import bytes_in, bytes_text
 from monograph.passes.run import Stage
 from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import make_plan
@@ -47,13 +47,14 @@ def largest_batch(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _limit(memory: Any) -> int:
-    is_number = isinstance(memory, (int, float)) and not isinstance(memory, bool)
-    if not is_number or not math.isfinite(memory) or memory <= 0:
+    limit: Any = bytes_in(memory) if isinstance(memory, str) else memory
+    is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    if not is_number or not math.isfinite(limit) or limit <= 0:
         raise DefinitionError(
-            f"max_batch(memory={memory!r}): that is no number of bytes",
-            hint="max_batch(..., memory=16 * 2**30)",
+            f"max_batch(memory={shown(memory)}): that is no number of bytes",
+            hint='max_batch(..., memory="16 GiB") or max_batch(..., memory=16 * 2**30)',
         )
-    return int(memory)
+    return int(limit)
 
 
 def _with_dim(arguments: Arguments) -> Arguments:

@@ -19,7 +19,7 @@ from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.capture.optimizers.tracing import check_optimizer
 from monograph.capture.optimizers.wrapped import layers_of, parts_of
 from monograph.config import GraphConfig
-from monograph.errors import DefinitionError, OptimizerError
+from monograph.errors import DefinitionError, OptimizerError, shown
 from monograph.state.averages import Average
 from monograph.state.find import Owned, RegisteredOptimizer, nameless
 
@@ -128,9 +128,9 @@ class Registry:
             problem = (
                 f"a {type(item).__name__} has no {lacking[0]}()"
                 if lacking
-                else f"{name!r} is registered already"
+                else f"{shown(name)} is registered already"
                 if name in self.registered
-                else f"{name!r} is no name"
+                else f"{shown(name)} is no name"
             )
             raise DefinitionError(
                 f"register_state(): {problem}",
@@ -145,13 +145,13 @@ class Registry:
             h.manual and value in layers_of(h.stepped) for h in self.optimizers
         ):
             raise DefinitionError(
-                f"an optimizer cannot be the attribute {name!r} of a Graph",
+                f"an optimizer cannot be the attribute {shown(name)} of a Graph",
                 hint="call self.add_optimizer(optimizer); one that build() steps itself: "
                 "self.add_optimizer(optimizer, manual=True) first",
             )
         if isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, nn.Parameter)):
             raise DefinitionError(
-                f"a tensor that requires grad cannot be the attribute {name!r} of a Graph",
+                f"a tensor that requires grad cannot be the attribute {shown(name)} of a Graph",
                 hint="hold it in an nn.Module, as a parameter, and set the module",
             )
         module = unwrap(value)
@@ -160,7 +160,7 @@ class Registry:
             return value
         if "." in name or not name:
             raise DefinitionError(
-                f"a module cannot be the attribute {name!r} of a Graph: the name is the first part of the paths in it",
+                f"a module cannot be the attribute {shown(name)} of a Graph: the name is the first part of the paths in it",
                 hint="choose a name without a dot, or hold several modules in an nn.ModuleDict",
             )
         self.version += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 _Row = TypeVar("_Row")
@@ -14,6 +16,12 @@ _STYLE: Final = (  # a page of Jupyter has another font for what a cell gives
     "font-family: monospace; white-space: pre; overflow-x: auto; line-height: 1.35; margin: 0; text-align: left"
 )
 _FEW_LINES: Final = 20
+_UNITS: Final = {
+    "bytes": 1,
+    **{f"{letter}ib": 2 ** (10 * power) for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}b": 10 ** (3 * power) for power, letter in enumerate("kmgt", 1)},
+}
+_BYTES: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?(bytes|[kmgt]i?b)", re.ASCII | re.IGNORECASE)
 
 
 class Displayed:
@@ -104,6 +112,14 @@ def bytes_text(count: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
+
+
+def bytes_in(text: str) -> int | None:
+    """The number in a text such as "2 GiB", "1.5MB" or "512 bytes", with as many decimal places as wanted; None for another text."""
+    found = _BYTES.fullmatch(text)
+    if found is None:
+        return None
+    return int(Decimal(found[1]) * _UNITS[found[2].lower()])
 
 
 def bytes_texts(*counts: int) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import fx
 
+from monograph.compat.ops import is_custom, op_name
 from monograph.errors import DefinitionError
 from monograph.inspect.walk import Walk
 from monograph.ir.printer import HEADER, call_text, spell_value
@@ -31,6 +32,7 @@ class Expression:
 
     code: str
     operands: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    library_op: str = ""  # the name of the op, if it is of another library: "lib::op"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Evidence:
 def expression(walk: Walk, node: fx.Node) -> Expression:
     """A node of a walk, with the values of its operands."""
     operands = {item.name: made for item, made in walk.operands(node)}
-    return Expression("" if node.op == "placeholder" else call_text(node), operands)
+    name = op_name(node.target).rpartition(".")[0] if is_custom(node.target) else ""
+    code = "" if node.op == "placeholder" else call_text(node)
+    return Expression(code, operands, "" if _OWN in code else name)
 
 
 def write_repro(path: Path, about: str, evidence: Evidence | None, *, compiled: bool) -> None:
@@ -63,6 +67,8 @@ def write_repro(path: Path, about: str, evidence: Evidence | None, *, compiled: 
     lines = [f'"""{about}"""', "", "from pathlib import Path", "", HEADER.strip(), ""]
     if any(_OWN in item.code for item in (evidence.before, evidence.after) if item is not None):
         lines.append("import monograph  # for its ops")
+    foreign = {item.library_op for item in (evidence.before, evidence.after) if item is not None}
+    lines += [f"# import what defines {name} first" for name in sorted(foreign - {""})]
     lines += [
         "from safetensors.torch import load_file",
         "",

@@ -31,6 +31,7 @@ class Subject:
     call: Call
     owned: Owned
     what: str  # the method by which it is looked at
+    padded: str = ""  # which sizes of the arguments are padded, and to what
 
     @property
     def inside(self) -> Internals:
@@ -98,15 +99,18 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: 
     inside = internals_of(graph)
     inside.check_usable()
     formed = inside.formed(args, kwargs)
+    padded = ""
     if inside.settings.buckets:  # what is looked at is the padded step
-        args, kwargs = formed = read_padded(inside, formed).arguments
+        read = read_padded(inside, formed)
+        padded = read.text if read.is_padded else ""
+        args, kwargs = formed = read.arguments
     call = inside.read(*formed)
     if Spec in map(type, call.leaves):
         raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
     with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
         graph.compile(*formed[0], **formed[1])
         inside.together.meet(inside.name, inside.builds, what)
-        subject = Subject(graph, (args, kwargs), formed, call, inside.owned(), what)
+        subject = Subject(graph, (args, kwargs), formed, call, inside.owned(), what, padded)
         kept = subject.keep()
         try:
             yield subject

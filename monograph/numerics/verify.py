@@ -15,7 +15,7 @@ from monograph.compat.distributed.groups import group_size
 from monograph.compiler import Build
 from monograph.distributed.programs.collectives import calls_in_order
 from monograph.distributed.zero import parts_of_whole
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, MonographError, capture_error_of, first_line, shown
 from monograph.inspect.walk import own_inputs
 from monograph.ir.call.signature import Call
 from monograph.ir.call.tree import flatten, leaf_paths
@@ -32,6 +32,7 @@ from monograph.numerics.repro import write_repro
 from monograph.numerics.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
 from monograph.numerics.subject import Subject, looking_at
 from monograph.passes.table import keeps_bits
+from monograph.user_code.lines import user_place_of
 
 _SHOWN = 8
 _NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how far the graph is from float64
@@ -51,6 +52,7 @@ class VerifyReport(Displayed):
     moving: tuple[str, ...]  # constants of the capture that another capture finds changed
     ok: bool
     ranks: tuple[int, ...] = ()  # where it does not hold, if several processes take the step
+    padded: str = ""  # which sizes of the arguments were padded, and to what
 
     def repro(self, path: str | Path) -> None:
         """Write a script that shows the first difference without the model, and its tensors beside it (safetensors).
@@ -67,6 +69,7 @@ class VerifyReport(Displayed):
         head = f"{self.graph} on {self.backend} against {self.against}, {self.steps} step(s): "
         lines = [head + ("as promised" if self.ok else "NOT as promised")]
         lines.append(f"  {same} of {len(self.compared)} results and state tensors have the same bits")
+        lines += [f"  compared on padded arguments: {self.padded}"] if self.padded else []
         for kind, report in self.judged.items():
             if report.distances:
                 lines.append(
@@ -91,7 +94,7 @@ def verify(
     """Run the steps of a Graph both ways from the present state, and compare what each makes and changes."""
     if against not in ("eager", "float64") or steps < 1:
         raise DefinitionError(
-            f"verify(steps={steps}, against={against!r})",
+            f"verify(steps={shown(steps)}, against={shown(against)})",
             hint='one step or more, against "eager" or "float64"',
         )
     with looking_at(graph, args, kwargs, "verify") as subject:
@@ -121,7 +124,8 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         kept.restore()
     ok = wrong is None and first is None and not moving
     name = subject.inside.name
-    return VerifyReport(name, build.backend, steps, against, Rows(compared), judged, first, moving, ok, ranks)
+    rows, padded = Rows(compared), subject.padded
+    return VerifyReport(name, build.backend, steps, against, rows, judged, first, moving, ok, ranks, padded)
 
 
 def _unsteady(subject: Subject) -> FirstDifference | None:
@@ -172,13 +176,29 @@ def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
     """What eager mode makes and changes; `graph` is what the graph did."""
     found: list[After] = []
     parts = parts_of_whole(subject.owned, subject.inside.settings)
-    for beside in graph:
-        after = after_step(subject.owned, subject.run_eager(), _given(subject.call))
+    for number, beside in enumerate(graph):
+        after = after_step(subject.owned, _run_eager(subject, number), _given(subject.call))
         after[OPTIMIZERS] |= first_entries(
             subject.owned, beside[OPTIMIZERS].keys() - after[OPTIMIZERS], parts
         )
         found.append(after)
     return found
+
+
+def _run_eager(subject: Subject, number: int) -> Any:
+    """A step in eager mode. Raises an error of the same kind if only that fails, since the graph has taken the step."""
+    try:
+        return subject.run_eager()
+    except MonographError:
+        raise
+    except Exception as error:
+        where = user_place_of(error)
+        raise capture_error_of(error)(
+            f"eager mode fails in step {number}, and the graph does not: {first_line(error)}",
+            where=where if where.file else None,  # backward() of a graph that has no build() of the user's
+            hint="there is nothing to compare with until eager mode runs this step; an op that changes an argument, for example, has "
+            "to say so (mutates_args)",
+        ) from error
 
 
 def _compared(

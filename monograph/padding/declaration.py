@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from monograph.errors import ConfigError
+from monograph.errors import ConfigError, shown
 from monograph.user_code.lines import Origin, user_place
 
 _EXAMPLE = 'mg.buckets("input_ids", dim=1, sizes=[32, 64, 128], pad=0)'
@@ -57,7 +57,7 @@ class Buckets:
         """Raise ConfigError if a tensor of this type cannot hold the padding."""
         if not _fits(self.pad, dtype):
             raise ConfigError(
-                f"buckets of {self.argument}: pad={self.pad!r} is a {type(self.pad).__name__}, and "
+                f"buckets of {self.argument}: pad={shown(self.pad)} is a {type(self.pad).__name__}, and "
                 f"{self.argument} is a tensor of {dtype}, which cannot hold it",
                 where=self.where,
                 hint=f"pad with {_advice(dtype)}",
@@ -85,28 +85,28 @@ def buckets(
     >>> buckets("input_ids", dim=1, sizes=[32, 64, 128]).sizes
     (32, 64, 128)
     """
-    said = f"buckets({argument!r}, ...)"
+    said = f"buckets({shown(argument)}, ...)"
     if not isinstance(argument, str) or not _PATH.fullmatch(argument):
         raise ConfigError(
-            f"buckets({argument!r}, ...): the first argument is the name of one of build()",
+            f"buckets({shown(argument)}, ...): the first argument is the name of one of build()",
             hint=f"{_EXAMPLE}, and 'batch[\"input_ids\"]' for what is inside of one",
         )
     if type(dim) is not int:
-        raise ConfigError(f"{said}: dim={dim!r} is no number of a dimension", hint=_EXAMPLE)
+        raise ConfigError(f"{said}: dim={shown(dim)} is no number of a dimension", hint=_EXAMPLE)
     fault = _fault_of(sizes)
     if fault is not None:
         raise ConfigError(
             f"{said}: {fault}", hint=f"whole numbers from 1 on, each larger than the one before: {_EXAMPLE}"
         )
     if not isinstance(pad, (bool, int, float)):
-        raise ConfigError(f"{said}: pad={pad!r} is a {type(pad).__name__}, and no number", hint=_EXAMPLE)
+        raise ConfigError(f"{said}: pad={shown(pad)} is a {type(pad).__name__}, and no number", hint=_EXAMPLE)
     if mask is not None and (not isinstance(mask, str) or not mask.isidentifier() or mask == argument):
         raise ConfigError(
-            f"{said}: mask={mask!r} is not the name of another argument of build()",
+            f"{said}: mask={shown(mask)} is not the name of another argument of build()",
             hint='mask="attention_mask", with def build(self, input_ids, attention_mask=None)',
         )
     if group is not None and not isinstance(group, str):
-        raise ConfigError(f"{said}: group={group!r} is no name", hint='group="source"')
+        raise ConfigError(f"{said}: group={shown(group)} is no name", hint='group="source"')
     return Buckets(argument, dim, tuple(map(int, sizes)), pad, mask, group, user_place())
 
 
@@ -139,11 +139,11 @@ def path_parts(path: str) -> tuple[str, ...]:
 
 def _fault_of(sizes: Any) -> str | None:
     if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
-        return f"sizes={sizes!r} is no list of sizes"
+        return f"sizes={shown(sizes)} is no list of sizes"
     if not sizes:
         return "there are no sizes"
     if odd := [size for size in sizes if isinstance(size, bool) or not isinstance(size, Integral)]:
-        return f"{odd[0]!r} is no size"
+        return f"{shown(odd[0])} is no size"
     if min(sizes) < 1:
         return f"{min(sizes)} is no size"
     for before, after in pairwise(sizes):

@@ -142,6 +142,11 @@ def test_from_a_nan_in_a_later_step_to_its_line_in_two_commands(script: Path) ->
     assert "the NaN is not of this step: it came in with x" in done.stdout
 
 
+def test_a_command_says_nothing_of_its_own_builds(script: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert monograph("verify", f"{script}:make_late").returncode == 1
+    assert "the configuration changed" not in caplog.text
+
+
 def test_from_a_constant_that_moves_to_its_line_in_one_command(script: Path, tmp_path: Path) -> None:
     done = monograph("verify", f"{script}:make_moving", "--repro", str(tmp_path / "difference.py"))
     assert done.returncode == 1

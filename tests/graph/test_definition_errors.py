@@ -127,7 +127,7 @@ def test_too_many_builds():
     step(torch.ones(2, 4))
     with pytest.raises(mg.CaptureError) as caught:
         step(torch.ones(3, 4))  # at: max builds
-    check(caught.value, "build 2", "argument x", "max_builds", at="max builds")
+    check(caught.value, "has 1 build and would need another", "argument x", "max_builds", at="max builds")
 
 
 @pytest.mark.every_case

@@ -47,14 +47,16 @@ def test_arguments_that_are_constants_of_a_build_are_guards() -> None:
     for times in (2, 3):
         step(torch.ones(2), times, 0.5, {"deep": [True]}, mode="up")
     _, first, second = step.explain().split("\nbuild ")
-    for text, times in ((first, ["argument times = 2"]), (second, [])):
-        lines = {line.strip() for line in text.splitlines()}
-        assert [line for line in lines if line.startswith("argument times")] == times  # it moves from 3 on
-        assert lines >= {
-            "argument mode = 'up'",
-            'argument parts["deep"][0] = True',
-        }
-        assert not any(line.startswith(("argument x =", "argument factor =")) for line in lines)  # they move
+    lines = {line.strip() for line in first.splitlines()}
+    assert [line for line in lines if line.startswith("argument times")] == ["argument times = 2"]
+    assert lines >= {
+        "argument mode = 'up'",
+        'argument parts["deep"][0] = True',
+    }
+    _, _, others = second.partition("guards, the same as of build 0 but for:\n")
+    assert "    without argument times = 2" in others.splitlines()  # it moves from 3 on
+    assert "argument mode" not in others
+    assert not any(f"argument {name} =" in first + second for name in ("x", "factor"))  # they move
 
 
 @pytest.mark.long
@@ -70,7 +72,7 @@ def test_one_build_too_many_is_an_error_that_tells_why() -> None:
     with mg.assert_max_builds(1):
         step(x, y)
         step(x, y)
-        with pytest.raises(mg.CaptureError, match=r"more than 1 build\(s\).*first call.*x.*\(3, 8\)"):
+        with pytest.raises(mg.CaptureError, match=r"more than 1 build:.*first call.*x.*\(3, 8\)"):
             step(x[:3], y[:3])
     step(x[:3], y[:3])
     assert len(step.builds) == 2
@@ -171,3 +173,29 @@ def test_guards_come_last_and_options_share_lines() -> None:
     assert "optimizer.0.defaults: lr = 0.001, betas = (0.9, 0.999)" in guards
     assert "optimizer.0/group0: amsgrad = False" in guards
     assert len(guards.splitlines()) < 20
+
+
+def test_guards_of_further_builds_are_those_that_differ() -> None:
+    step = Step()
+    step.config.dynamic(False)
+    step(*batch())
+    step.model.eval()
+    step(*batch())
+    _, first, second = str(step.explain()).split("\nbuild ")
+    _, _, guards = first.partition("  guards:\n")
+    assert len(guards.splitlines()) > 5
+    _, _, others = second.partition("  guards, the same as of build 0 but for:\n")
+    (line,) = [line for line in others.splitlines() if line.startswith("    ")]
+    assert line.startswith("    training = False in 8 modules")
+
+
+def test_a_limit_counts_builds_and_the_log_numbers_them(caplog: pytest.LogCaptureFixture) -> None:
+    step = Step()
+    step.config.dynamic(False)
+    step(*batch())
+    step.config.max_builds(2)
+    x, y = batch()
+    step(x[:3], y[:3])
+    assert "build 1:" in caplog.text
+    with pytest.raises(mg.CaptureError, match=r"Step_[0-9]+ has 2 builds and would need another: "):
+        step(x[:4], y[:4])

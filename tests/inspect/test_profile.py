@@ -68,3 +68,10 @@ def test_modules_are_named_in_traces_of_torch() -> None:
     names = {event.name for event in seen.events()}
     assert "model.first.fc (forward)" in names
     assert "model.first.fc (backward)" in names
+
+
+def test_what_a_compiled_step_shows() -> None:
+    step = Step()
+    step.config.backend("exact")
+    assert "ops as captured, one by one; exact runs them as compiled code." in str(step.profile(*batch()))
+    assert "as captured" not in str(Step().profile(*batch()))

@@ -175,7 +175,7 @@ def test_without_keep_it_is_an_error() -> None:
     step = Step(2, keep=None)
     run(step, "ab")
     before = state(step)
-    with pytest.raises(mg.CaptureError, match="would need build 3") as caught:
+    with pytest.raises(mg.CaptureError, match="has 2 builds and would need another") as caught:
         run(step, "c")
     assert 'keep="recent"' in caught.value.hint
     assert_same(before, state(step))

@@ -130,3 +130,10 @@ def test_a_decoder_without_memory() -> None:
         Training(shape).memory(mg.spec((n, 128), torch.int64, "meta")).total_bytes for n in (found, found + 1)
     ]
     assert sizes[0] <= 2**30 < sizes[1]
+
+
+def test_memory_may_have_a_unit() -> None:
+    assert Classifier().max_batch(*forms(1), memory="1 MB") == Classifier().max_batch(*forms(1), memory=10**6)
+    for wrong in ("1 XB", "16", "0 MiB", "", None):
+        with pytest.raises(mg.DefinitionError, match="no number of bytes"):
+            Classifier().max_batch(*forms(1), memory=wrong)  # type: ignore[arg-type]

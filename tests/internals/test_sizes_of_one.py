@@ -121,7 +121,7 @@ def test_a_build_that_is_not_permitted_leaves_all_as_it_is() -> None:
     beside.step.config.max_builds(2)
     for rows in (3, 5):
         beside.run(rows, 4)
-    with pytest.raises(mg.CaptureError, match="would need build 3"):
+    with pytest.raises(mg.CaptureError, match="has 2 builds and would need another"):
         beside.step(torch.randn(1, 4))
     for rows in (7, 3):
         assert beside.run(rows, 4) == 2

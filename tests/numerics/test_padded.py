@@ -177,3 +177,11 @@ def test_other_results_of_the_same_bucket(caplog: pytest.LogCaptureFixture) -> N
     assert doubled.shape == (2, 3)
     assert turned.shape == (3, 2)
     assert not warnings_of(caplog)
+
+
+def test_a_comparison_says_that_it_is_of_padded_arguments() -> None:
+    step = Step(*usual_buckets())
+    report = step.verify(*batches(5)[0])
+    assert "compared on padded arguments: ids (dim 1)" in str(report)
+    assert str(report).splitlines()[2].endswith("from 5 to 8")
+    assert "padded" not in str(step.verify(*batches(8)[0]))

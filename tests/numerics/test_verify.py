@@ -19,6 +19,7 @@ from monograph.internals.internals import internals_of
 from monograph.numerics.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Net, Step, batch
+from tests.support.steps import line_of
 
 
 class Everything(mg.Graph):
@@ -172,3 +173,65 @@ def test_there_is_no_script_of_what_is_right(tmp_path: Path) -> None:
 def test_what_cannot_be_compared(options: dict[str, Any]) -> None:
     with pytest.raises(mg.DefinitionError, match="verify"):
         Step().verify(*batch(), **options)
+
+
+_DRAWN = random.Random(3)  # which nothing puts back
+
+
+@torch.library.custom_op("numerics_of_tests::halves", mutates_args=())
+def halves(x: Tensor) -> Tensor:
+    x.mul_(0.5)  # which it does not declare
+    return x.clone()
+
+
+@torch.library.custom_op("numerics_of_tests::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    return x + _DRAWN.random()
+
+
+for op in (halves, noisy):
+    op.register_fake(torch.empty_like)
+    op.register_autograd(lambda context, gradient: gradient)
+
+
+class Custom(mg.Graph):
+    """A step with an op of another library."""
+
+    def __init__(self, op: Any) -> None:
+        super().__init__()
+        self.model, self.op = nn.Linear(4, 4), op
+        self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.config.backend("aten")
+
+    def build(self, x: Tensor) -> Tensor:
+        loss = (self.op(self.model(x).exp()) * 2).sum()
+        loss.backward()  # at: backward
+        return loss
+
+
+def test_a_script_says_what_to_import(tmp_path: Path) -> None:
+    report = Custom(noisy).verify(torch.ones(2, 4))
+    report.repro(tmp_path / "difference.py")
+    text = (tmp_path / "difference.py").read_text()
+    assert "# import what defines numerics_of_tests::noisy first" in text
+    assert "torch.ops.numerics_of_tests.noisy.default(" in text
+
+
+def test_where_eager_mode_alone_fails() -> None:
+    with pytest.raises(mg.CaptureError, match="eager mode fails in step 0, and the graph does not") as caught:
+        Custom(halves).verify(torch.ones(2, 4))
+    assert isinstance(caught.value, RuntimeError)  # as that of eager mode
+    assert "modified by an inplace operation" in caught.value.message
+    assert caught.value.where.file == __file__
+    assert caught.value.where.line == line_of("backward", __file__)
+    assert "mutates_args" in caught.value.hint
+
+
+def test_the_line_of_the_call_is_named_where_backward_has_none() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = mg.train_graph(model, lambda made, y: (halves(made.exp()) * y).sum(), optimizer)
+    step.config.backend("aten")
+    with pytest.raises(mg.CaptureError, match="eager mode fails in step 0") as caught:
+        step.verify(torch.ones(2, 4), torch.ones(2, 4))  # at: the call
+    assert caught.value.where.line == line_of("the call", __file__)

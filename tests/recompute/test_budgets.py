@@ -153,7 +153,28 @@ def test_what_no_compiled_step_can_hold_runs_op_by_op():
 
 
 @pytest.mark.parametrize(
-    "budget", [0, -1, True, math.nan, 1.5, "", "x", "0x", "0.0x", "half", "-0.5x", "nanx", "infx", "2GB", [1]]
+    "budget",
+    [
+        0,
+        -1,
+        True,
+        math.nan,
+        1.5,
+        "",
+        "x",
+        "0x",
+        "0.0x",
+        "half",
+        "-0.5x",
+        "nanx",
+        "infx",
+        "2XB",
+        "0 MiB",
+        "0.1 bytes",
+        "-2MiB",
+        "2 M",
+        [1],
+    ],
 )
 def test_what_is_no_budget_is_refused(budget):
     config = GraphConfig()
@@ -162,6 +183,33 @@ def test_what_is_no_budget_is_refused(budget):
     with pytest.raises(ConfigError, match="neither a number of bytes nor a share"):
         config.set_memory_budget(budget)
     assert config.settings is before
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("2 MiB", 2**21),
+        ("1.5GiB", 3 * 2**29),
+        ("32 kib", 2**15),
+        ("2MB", 2 * 10**6),
+        ("0.1 KB", 100),
+        ("7 bytes", 7),
+    ],
+)
+def test_a_budget_may_have_a_unit(text, nbytes):
+    config = GraphConfig()
+    config.set_memory_budget(text)
+    assert config.settings.memory_budget == MemoryBudget(nbytes)
+
+
+def test_an_impossible_budget_is_said_once(caplog):
+    (model, loss, x, y), optimizer = made(text_model)
+    step = mg.train_graph(model, loss, optimizer)
+    step.config.backend("auto")
+    step.config.set_memory_budget(1000)
+    with caplog.at_level(0, logger="monograph"), pytest.raises(PlanError, match="cannot run in 1000 bytes"):
+        step(x, y)
+    assert not [record for record in caplog.records if "1000 bytes" in record.getMessage()]
 
 
 def test_the_configuration_shows_it():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, shown
 from monograph.inspect.pages.boxes import Arrow, Box, Panel, all_arrows, panels
 from monograph.inspect.pages.layout import LINE, WIDEST, Placed, placed
 from monograph.inspect.suggestions import no_ops_in
@@ -33,7 +33,7 @@ def draw(path: str | Path, program: Program, module: str | None, depth: int | No
         )
     if depth is not None and (not isinstance(depth, int) or depth < 0):
         raise DefinitionError(
-            f"draw(depth={depth!r})", hint="how many levels of modules are opened, from 0 on"
+            f"draw(depth={shown(depth)})", hint="how many levels of modules are opened, from 0 on"
         )
     whole = inline_parts(program)
     found = panels(whole, module, depth)

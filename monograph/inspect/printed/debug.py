@@ -15,7 +15,7 @@ from torch import distributed, fx, nn
 
 from monograph.capture.step.observer import SILENT, Observer
 from monograph.compat.modules import buffers_of, parameters_of
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, shown
 from monograph.inspect.printed.text import one_line, state_text, value_text
 from monograph.inspect.printed.tree import wrapped
 from monograph.inspect.printed.waiting import FootLine, Waiting, is_silenced
@@ -50,12 +50,15 @@ def debug_options(
     """The options of a call of `debug`; DefinitionError for those that there are not."""
     problem = None
     if type(v_level) is not int or not OFF <= v_level <= LINES:
-        problem, hint = f"v_level={v_level!r}", "levels: -1 off, 0 stages, 1 modules, 2 ops, 3 ops with lines"
+        problem, hint = (
+            f"v_level={shown(v_level)}",
+            "levels: -1 off, 0 stages, 1 modules, 2 ops, 3 ops with lines",
+        )
     elif type(max_py_stack_depth) is not int or max_py_stack_depth < 0:
-        problem, hint = f"max_py_stack_depth={max_py_stack_depth!r}", "a number of frames from 0 on"
+        problem, hint = f"max_py_stack_depth={shown(max_py_stack_depth)}", "a number of frames from 0 on"
     listed = (ranks,) if isinstance(ranks, int) else (0,) if ranks is None else tuple(ranks)
     if not all(type(rank) is int for rank in listed):
-        problem, hint = f"ranks={ranks!r}", "a rank, a list of ranks, or -1 for all"
+        problem, hint = f"ranks={shown(ranks)}", "a rank, a list of ranks, or -1 for all"
     if problem is not None:
         raise DefinitionError(f"debug({problem})", hint=hint)
     chosen = () if _ALL_RANKS in listed else listed

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, shown
 from monograph.inspect.printed.costs import cost_lines
 from monograph.inspect.printed.operators import GRAPH, operators_by_module
 from monograph.inspect.printed.tree import Entry, layout, wrapped
@@ -154,7 +154,9 @@ def stage_program(build: Build, stage: str) -> Program:
     """The program of a build after one of its stages, or "final"."""
     stages = {item.name: item for item in build.stages}
     if stage != "final" and stage not in stages:
-        raise DefinitionError(f"there is no stage {stage!r}", hint=f"stages: {', '.join([*stages, 'final'])}")
+        raise DefinitionError(
+            f"there is no stage {shown(stage)}", hint=f"stages: {', '.join([*stages, 'final'])}"
+        )
     return build.program if stage == "final" else stages[stage].program
 
 
@@ -169,12 +171,24 @@ def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Seq
         lines.append(
             f"build {build.number} on {build.backend}, {_num_ops(build.program)} ops: {build.reason}"
         )
-        for title, items in _sections(build):
+        for title, items in _sections(build, builds[0]):
             lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]
     return Text("\n".join([*lines, *more]))
 
 
-def _sections(build: Build) -> list[tuple[str, list[Any]]]:
+def _guards(build: Build, first: Build) -> tuple[str, list[str]]:
+    """All guards of the first build; of another one what is not as in the first, if they have more in common than that."""
+    own, others = build.guards.texts(), first.guards.texts()
+    new = [text for text in own if text not in others]
+    if build is first or 2 * len(new) > len(own):
+        return "guards", _grouped(own)
+    places = {text.partition(" = ")[0] for text in own}
+    gone = [text for text in others if text not in own and text.partition(" = ")[0] not in places]
+    differing = [*_grouped(new), *(f"without {line}" for line in _grouped(gone))]
+    return f"guards, the same as of build {first.number} but for", differing or ["nothing"]
+
+
+def _sections(build: Build, first: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
         ("advice", [build.reason.advice] if build.reason.advice else []),
         ("costs", why_not_in_place(build.executor.bound, build.backend)),
@@ -185,7 +199,7 @@ def _sections(build: Build) -> list[tuple[str, list[Any]]]:
         ("passes", _passes(build.stages)),
         ("backend", list(build.notes)),
         ("kernels", list(build.choices)),
-        ("guards", _grouped(build.guards.texts())),
+        _guards(build, first),
     ]
     return [(title, items) for title, items in found if items]
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from monograph import Graph
 from monograph.capture.guards.sources.closures import closure_of
+from monograph.errors import shown
 from monograph.numerics.judge import same_bits
 from monograph.testing.alignment.arguments import Arguments
 from monograph.testing.alignment.case import Case
@@ -25,7 +26,12 @@ from monograph.testing.modes import Mode, find_mode
 
 def check_target(target: Any, args: tuple[Any, ...]) -> None:
     """Raise TypeError for what cannot be aligned."""
-    if isinstance(target, Graph) or not callable(target):
+    if isinstance(target, Graph):
+        raise TypeError(
+            f"align() takes a function or an nn.Module, got the graph {target.name}: align its module, which may be compared with "
+            "that of another graph by against=; what two graphs do is compared by a diff of the texts of show()"
+        )
+    if not callable(target):
         raise TypeError(f"align() takes a function or an nn.Module, got a {type(target).__name__}")
     if isinstance(target, type) and issubclass(target, nn.Module):
         raise TypeError(
@@ -120,7 +126,7 @@ def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
 def checked_kwargs(kwargs: Any) -> dict[str, Any]:
     """The keyword arguments; raises TypeError if they are none."""
     if not isinstance(kwargs or {}, Mapping) or not all(isinstance(key, str) for key in kwargs or {}):
-        raise TypeError(f"kwargs is a dict of the keyword arguments, got {kwargs!r}")
+        raise TypeError(f"kwargs is a dict of the keyword arguments, got {shown(kwargs)}")
     return dict(kwargs or {})
 
 
@@ -146,24 +152,28 @@ def check_options(
 ) -> None:
     """Raise TypeError or ValueError for options that mean nothing."""
     if type(calls) is not int:
-        raise TypeError(f"calls is a whole number, got {calls!r}")
+        raise TypeError(f"calls is a whole number, got {shown(calls)}")
     if calls < 1:
         raise ValueError(f"align() needs at least one call, got calls={calls}")
+    if isinstance(against, Graph):
+        raise TypeError(
+            f"against is a function, got the graph {against.name}: pass its module, or a function"
+        )
     if not callable(against) and against not in ("eager", "float64"):
-        raise ValueError(f'against is "eager", "float64" or a function, got {against!r}')
+        raise ValueError(f'against is "eager", "float64" or a function, got {shown(against)}')
     if not isinstance(more, (list, tuple)) or not all(isinstance(args, tuple) for args in more):
         raise TypeError(
             "more is a list of tuples, one of all positional arguments for each further call: [(x,)]"
         )
     if seed is not None and (type(seed) is not int or abs(seed) >= 2**62):
-        raise ValueError(f"seed is a whole number of less than 63 bits, got {seed!r}")
+        raise ValueError(f"seed is a whole number of less than 63 bits, got {shown(seed)}")
     if make is not None and (isinstance(make, Optimizer) or not callable(make)):
         raise TypeError(
             f"optimizer is a function from parameters to an optimizer, got a {type(make).__name__}"
         )
     for bound in tolerances:
         if bound is not None and (not isinstance(bound, (int, float)) or not bound >= 0):
-            raise ValueError(f"rtol and atol are numbers from 0, got {bound!r}")
+            raise ValueError(f"rtol and atol are numbers from 0, got {shown(bound)}")
 
 
 def check_more(case: Case) -> None:

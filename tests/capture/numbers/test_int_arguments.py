@@ -215,7 +215,7 @@ def test_the_limit_of_builds_is_no_reason_to_stay() -> None:
     step.config.max_builds(1)
     x = torch.randn(8, 4)
     step(x, 1)
-    with pytest.raises(mg.CaptureError, match="would need build 2"):
+    with pytest.raises(mg.CaptureError, match="has 1 build and would need another"):
         step(x, 2)
     step.config.max_builds(None)
     for n in STEPS:

@@ -96,7 +96,12 @@ def test_the_number_of_builds_can_be_bounded() -> None:
     step(torch.ones(2))
     with pytest.raises(CaptureError) as caught:
         step(torch.ones(3))
-    check_told(caught.value, "would need build 2", "argument x is a tensor (3,)", hint="max_builds is 1")
+    check_told(
+        caught.value,
+        "has 1 build and would need another",
+        "argument x is a tensor (3,)",
+        hint="max_builds is 1",
+    )
     assert step(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
