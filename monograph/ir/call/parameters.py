@@ -82,15 +82,24 @@ def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     except TypeError as error:
         raise SignatureError(
             f"the call does not fit build{inspect.signature(build)}: {error}",
-            hint=unpacking(args, kwargs)
-            or f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
+            hint=unpacking(args, kwargs) or _given(args, kwargs),
         ) from None
+
+
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """How many arguments there are, or what to do where there are none."""
+    if not args and not kwargs:
+        return "pass a batch, as to the step itself"
+    named = f" and {sorted(kwargs)} keyword" if kwargs else ""
+    return f"got {len(args)} positional{named} arguments"
 
 
 def unpacking(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """What to do if a whole batch came as one argument; nothing if that is not so."""
     if len(args) != 1 or kwargs or not isinstance(args[0], (tuple, list)) or len(args[0]) < 2:
         return ""
+    if all(type(size) is int for size in args[0]):
+        return f"for a tensor of this shape write mg.spec({tuple(args[0])}), for labels mg.spec(shape, torch.int64)"
     return f"the batch came as one {type(args[0]).__name__} of {len(args[0])}: unpack it, step(*batch)"
 
 
