@@ -147,7 +147,7 @@ class TracedOptimizers:
             check_groups(registered, self._groups[registered.name])
             if not registered.manual:
                 with self._rules.own_business():
-                    check_gradients(registered)
+                    check_gradients(registered, were_there=registered.name in self._rules.reached)
                 registered.stepped.step()
 
     # --- after it ----------------------------------------------------------------------------------------------------
