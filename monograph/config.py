@@ -11,7 +11,7 @@ import torch
 
 from monograph.compat.distributed.pipelining import SCHEDULES
 from monograph.distributed.columns import check_mesh
-from monograph.errors import ConfigError, DefinitionError, shown
+from monograph.errors import ConfigError, DefinitionError, NamesNear, shown
 from monograph.ir.text import bytes_in
 from monograph.padding.declaration import Buckets, checked
 from monograph.padding.tally import Padding
@@ -32,7 +32,7 @@ from monograph.settings import (
 _SHARE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)x", re.ASCII)  # of the bytes that a step holds by itself
 
 
-class GraphConfig:
+class GraphConfig(NamesNear):
     """The setters of a Graph's `config`; each returns nothing and takes effect with the next call."""
 
     def __init__(self) -> None:

@@ -28,8 +28,9 @@ from __future__ import annotations
 import copyreg
 import os
 import sys
+from difflib import get_close_matches
 from types import FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from monograph.renamed import renamed_class
 from monograph.user_code.lines import Origin, calling_place, user_place
@@ -37,6 +38,26 @@ from monograph.user_code.lines import Origin, calling_place, user_place
 
 def __getattr__(name: str) -> Any:  # for pickles
     return renamed_class(__name__, name)
+
+
+def no_attribute(owner: object, name: str, hint: str = "") -> AttributeError:
+    """The error for a name that an object does not have, with the names near it that it has, or what to do instead."""
+    near: list[str] = []
+    if not name.startswith("_"):  # Python and libraries ask for those
+        known = {*dir(type(owner)), *vars(owner)}
+        near = get_close_matches(name, [item for item in known if not item.startswith("_")], n=2)
+    said = hint or (f"did you mean {' or '.join(map(repr, near))}?" if near else "")
+    text = f"{type(owner).__name__!r} object has no attribute {name!r}{': ' if said else ''}{said}"
+    return AttributeError(text, name=name, obj=owner)
+
+
+class NamesNear:
+    """An object whose AttributeError names the attributes that may have been meant."""
+
+    if not TYPE_CHECKING:  # a checker knows the attributes that there are
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
 
 class MonographError(Exception):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -19,7 +21,7 @@ from monograph.call import call, call_eagerly, compile_only
 from monograph.compat.modes import opaque_to_dynamo
 from monograph.compiler import Build
 from monograph.config import GraphConfig
-from monograph.errors import DefinitionError, MissingBuildError
+from monograph.errors import DefinitionError, MissingBuildError, no_attribute
 from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import graph_text
 from monograph.internals.internals import RUNNING, Internals, initialised
@@ -36,6 +38,8 @@ if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.state_dict.loading import LeftOut, Stateful
 
 _Optimizer = TypeVar("_Optimizer", bound=Optimizer)
+_CALLS = ("step", "run", "train_step", "training_step", "fit")  # names of a step elsewhere
+_CALL_IT = "a step is a call of the graph itself: step(x, y)"
 _OF_MODULES = frozenset(name for name in dir(nn.Module) if not name.startswith("_"))
 
 
@@ -75,7 +79,8 @@ class Graph:
         """The step, as eager code. Override it."""
         raise MissingBuildError(
             f"{type(self).__name__} does not define build()",
-            hint="write the step there: def build(self, x, y): loss = ...; loss.backward(); return loss",
+            hint=_instead_of_build(type(self))
+            or "write the step there: def build(self, x, y): loss = ...; loss.backward(); return loss",
         )
 
     build.__isabstractmethod__ = True  # type: ignore[attr-defined]
@@ -279,7 +284,7 @@ class Graph:
                 f"{type(self).__name__!r} object has no attribute {name!r}: a Graph is no module",
                 hint=f"ask the model itself, for example step.model.{name}; the graph follows it",
             )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise no_attribute(self, name, _CALL_IT if name in _CALLS else "")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_monograph": self._monograph.saved()}
@@ -287,6 +292,18 @@ class Graph:
     def __setstate__(self, state: dict[str, Any]) -> None:
         made = Internals.restored(self, type(self)._monograph_kind, state)
         self.__dict__.update(state, _monograph=made)
+
+
+def _instead_of_build(cls: type) -> str:
+    """What to say of the method that is the step under another name; nothing if no method may be that."""
+    own = [
+        name
+        for base in cls.__mro__[: cls.__mro__.index(Graph)]
+        for name, item in vars(base).items()
+        if inspect.isfunction(item) and not name.startswith("_") and name not in vars(Graph)
+    ]
+    meant = get_close_matches("build", own, n=1) or (own if len(own) == 1 else [])
+    return f"rename {meant[0]}() to build(), if that is the step" if meant else ""
 
 
 def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:

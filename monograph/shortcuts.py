@@ -43,6 +43,7 @@ class TrainGraph(Graph, last="target"):
         outputs: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
+        _check_parts(model, loss_fn, optimizer)
         if outputs is not None and not callable(outputs):
             raise DefinitionError(
                 f"outputs is a {type(outputs).__name__}; train_graph() takes a function of the predictions and the target",
@@ -60,6 +61,39 @@ class TrainGraph(Graph, last="target"):
         loss = self.loss_fn(predictions, target)
         loss.backward()
         return loss if self.outputs is None else (loss, self.outputs(predictions, target))
+
+
+def _check_parts(model: Any, loss_fn: Any, optimizer: Any) -> None:
+    """Raise DefinitionError for what is at another place than train_graph() expects it, or is a class."""
+    wrong = ""
+    hint = "the order is mg.train_graph(model, loss_fn, optimizer)"
+    if isinstance(model, type) or not callable(model):
+        wrong = f"model is {_named(model)}; it takes an nn.Module"
+    elif isinstance(loss_fn, type) or not callable(loss_fn):
+        wrong = f"loss_fn is {_named(loss_fn)}; it takes a function of the predictions and the target"
+        if isinstance(loss_fn, type):
+            hint = f"make one: {loss_fn.__name__}(); {hint}"
+        elif isinstance(loss_fn, str):
+            hint = f"for example torch.nn.functional.cross_entropy or nn.CrossEntropyLoss(); {hint}"
+    elif isinstance(optimizer, LRScheduler):
+        wrong = f"optimizer is {_named(optimizer)}, a scheduler"
+        hint = "pass the optimizer, and the scheduler after it: mg.train_graph(model, loss_fn, optimizer, lr_sch=scheduler)"
+    elif isinstance(optimizer, (type, nn.Module, str, list, tuple)) or optimizer is None:
+        wrong = f"optimizer is {_named(optimizer)}; it takes a torch.optim.Optimizer"
+        if isinstance(optimizer, type):
+            hint = f"make one: {optimizer.__name__}(model.parameters()); {hint}"
+        elif isinstance(optimizer, (list, tuple)):
+            hint = "for several optimizers write a Graph, and call add_optimizer() for each"
+    if wrong:
+        raise DefinitionError(f"train_graph(): {wrong}", hint=hint)
+
+
+def _named(item: Any) -> str:
+    if isinstance(item, (str, type(None))):
+        return repr(item)
+    if isinstance(item, type):
+        return f"the class {item.__name__}"
+    return f"of type {type(item).__name__}"
 
 
 def train_graph(

@@ -22,7 +22,7 @@ from monograph.errors import (
     first_line,
 )
 from monograph.state.find import Owned
-from monograph.user_code.lines import source_of, user_place, user_place_of
+from monograph.user_code.lines import Origin, source_of, user_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
 
 _VALUE_READ = (  # what is said where code asks a fake for its values
@@ -94,6 +94,17 @@ _DETACHED = (
     "nothing that the loss is computed from is trained: look for detach(), .item() and argmax() on its way, and for "
     "parameters with requires_grad=False"
 )
+_OF_OPS = (RuntimeError, ValueError, IndexError)
+_OF_CAPTURE = (
+    "FakeTensor",
+    "fake",
+    "Meta",
+    "meta",
+    "aten",
+    "data pointer",
+    "storage",
+    "symbolic",
+)  # not in eager mode
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
@@ -115,19 +126,23 @@ def translated(error: Exception, owned: Owned) -> Exception:
             error.where = place
         elif error.where is not None and not error.where.module:
             error.where = replace(error.where, module=place.module)
+        if isinstance(error, DataDependentError) and error.where is not None and not error.source:
+            error.source = source_of(error.where)
         return error
     if type(error).__name__ in DATA_DEPENDENT or any(text in str(error) for text in _VALUE_READ):
         read = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         for file, (message, hint) in _READ_IN_TORCH.items():
             if any(name.endswith(file) for name in read):
                 return DataDependentError(message, where=place, hint=hint)
-        return DataDependentError(
+        read_here = DataDependentError(
             "Python asked for the value of a tensor while the step was being captured",
             where=place,
-            hint="keep it a tensor: torch.where or torch.cond for a branch, torch.clamp or torch.maximum for max(), a "
-            "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
-            "or computed with can be tensor.item()",
+            hint="return it, and look at it outside of build(); or keep it a tensor: torch.where or torch.cond for a branch, "
+            "torch.clamp or torch.maximum for max(), padding for a boolean mask. A number to compute with can be "
+            "tensor.item()",
         )
+        read_here.source = source_of(place)
+        return read_here
     if type(error).__name__ == UNSUPPORTED_OP and "_nested_" in str(error):
         return UnsupportedTensorError(_NESTED[0], where=place, hint=_NESTED[1])
     if any(text in str(error) for text in _OTHER_MESH):
@@ -150,15 +165,25 @@ def translated(error: Exception, owned: Owned) -> Exception:
             error.add_note(str(place))
         return error  # raised by the user's own code: theirs to see as it is
     kind = capture_error_of(error)
-    made = kind(f"capture failed: {first_line(error)}", where=place, hint=_hint_of(str(error)))
+    made = kind(f"capture failed: {first_line(error)}", where=place, hint=_hint_of(error, place))
     made.source = source_of(place)
     return made
 
 
-def _hint_of(said: str) -> str:
+def _hint_of(error: Exception, place: Origin) -> str:
+    said = str(error)
     if _NO_GRADIENT in said:
         return _DETACHED if torch.is_grad_enabled() else _WITHOUT_GRAD
-    return next((hint for text, hint in _HINTS.items() if text in said), _ANY_HINT)
+    return next(
+        (hint for text, hint in _HINTS.items() if text in said), "" if _is_clear(error, place) else _ANY_HINT
+    )
+
+
+def _is_clear(error: Exception, place: Origin) -> bool:
+    """True for what an op says of its arguments at a line of the user or in a module: eager mode says the same."""
+    is_of_op = isinstance(error, _OF_OPS) and not isinstance(error, NotImplementedError)
+    is_placed = bool(user_place_of(error).file or place.module)
+    return is_of_op and is_placed and not any(text in str(error) for text in _OF_CAPTURE)
 
 
 def _module_of(error: BaseException, modules: Mapping[str, nn.Module]) -> str:

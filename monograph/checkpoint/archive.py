@@ -162,7 +162,8 @@ def _places(fd: int) -> dict[str, tuple[int, int]]:
     for entry in entries:
         if entry.filename.endswith("/data.pkl"):
             raise Damaged(
-                "it is a file of torch.save(): read it with torch.load(), and load what it holds into the model and the optimizer"
+                "it is a file of torch.save()",
+                hint="read it with torch.load(), and load what it holds into the model and the optimizer",
             )
         if entry.flag_bits & ~0x0808 or not is_ours(entry.filename) or entry.filename in found:
             raise Damaged(f"it holds {entry.filename[:80]!r}, which is no part of it")

@@ -27,7 +27,11 @@ class Taken(Refused):
 
 
 class Damaged(Exception):
-    """A directory that is not what `save` wrote."""
+    """A directory that is not what `save` wrote. `hint` is what to do, where that is known."""
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 def path_text(path: Path) -> str:

@@ -70,7 +70,7 @@ def loading(path: Path) -> Iterator[None]:
     try:
         yield
     except Damaged as error:
-        raise _failure(path, str(error)) from None
+        raise _failure(path, str(error), error.hint) from None
     except Exception as error:
         missing = "look at the path" if isinstance(error, FileNotFoundError) else None
         raise _failure(path, reason_of(error), missing) from error

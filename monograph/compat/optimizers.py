@@ -92,11 +92,17 @@ def marking_as_stepped(optimizer: Any) -> Callable[[], None]:
     return partial(setattr, optimizer, "_opt_called", True)
 
 
-def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor], float], None]) -> None:
+def watch_clipping(
+    wanted: Callable[[], bool],
+    look: Callable[[list[torch.Tensor], float], None],
+    look_inside: Callable[[list[torch.Tensor]], None],
+) -> None:
     """Let `look` see the parameters and the limit of each clipping of gradients outside of traces, where it is `wanted`.
 
+    Inside of traces `look_inside` sees the parameters.
+
     What: the function in `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
-    watched: steps that clip would find another function otherwise. Why: to warn of clipping that comes too late.
+    watched: steps that clip would find another function otherwise. Why: to warn of clipping that comes too late, or too early.
     Degraded path: nothing is seen.
     """
     module = importlib.import_module("torch.nn.utils.clip_grad")
@@ -110,13 +116,17 @@ def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not wanted() or is_tracing():
+            tracing = is_tracing()
+            if not tracing and not wanted():
                 return function(*args, **kwargs)
             given = inspect.signature(function).bind(*args, **kwargs)
             found = given.arguments.get("parameters", ())
             given.arguments["parameters"] = [found] if isinstance(found, torch.Tensor) else list(found)
-            limit = given.arguments.get("max_norm", given.arguments.get("clip_value", 0.0))
-            look(given.arguments["parameters"], float(limit))
+            if tracing:
+                look_inside(given.arguments["parameters"])
+            else:
+                limit = given.arguments.get("max_norm", given.arguments.get("clip_value", 0.0))
+                look(given.arguments["parameters"], float(limit))
             return function(*given.args, **given.kwargs)
 
         return run

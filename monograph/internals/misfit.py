@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monograph.errors import MonographError, SignatureError, is_named
+from monograph.errors import MonographError, is_named
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.parameters import unpacking
 from monograph.ir.call.signature import Call, Signature
@@ -27,10 +27,8 @@ def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) 
     return None if raised_by_user(error) else misfit(call, known, numbers=False)
 
 
-def refusal(
-    error: Exception, call: Call, known: Sequence[Signature], last: str | None
-) -> SignatureError | None:
-    """What to raise for arguments that build() cannot take; None if that is not what an error of its capture is about.
+def tell_misfit(error: BaseException, call: Call, known: Sequence[Signature], last: str | None) -> None:
+    """Add to an error of a capture how the call differs from those that went well: last, since it need not be the cause.
 
     `last` is the name of the last argument, where those before it go to a model.
     """
@@ -38,14 +36,17 @@ def refusal(
     if isinstance(error, MonographError) and cause is not None and "positional argument" in str(cause):
         is_users = bool(user_place_of(cause).file)  # the call that does not fit is in code of theirs
         error.hint = error.hint if is_users else _advice(call, last) or error.hint
-    if (fault := misfit_behind(error, call, known)) is None:
-        return None
+    if (fault := misfit_behind(error, call, known)) is not None:
+        note_misfit(error, fault)
+
+
+def note_misfit(error: BaseException, fault: str) -> None:
+    """Add to an error of a call how the call differs from those that went well."""
+    said = f"no call before had such arguments: {fault}"
     if isinstance(error, MonographError):
-        advice = f"; {error.hint}" if error.hint == _advice(call, last) else ""
-        return SignatureError(
-            fault, where=error.where, hint=f"build() failed with it: {error.message}{advice}"
-        )
-    return SignatureError(fault, where=user_place_of(error), hint=f"build() failed with it: {error}")
+        error.hint = "; ".join(filter(None, [error.hint, said]))
+    else:
+        error.add_note(said)
 
 
 def _advice(call: Call, last: str | None) -> str:

@@ -23,6 +23,7 @@ from monograph.user_code.lines import warn_at_user_line
 _NUM_SHOWN = 3  # names in a list
 _STEPS = 16  # of a graph after which its schedulers are looked at less closely: a loop that steps them each time has done so
 _LOCK = threading.Lock()
+_CAPTURING = threading.local()  # the mistakes of the graph that this thread has captured last, and its name
 Modules = Callable[[], Mapping[str, nn.Module]]  # those that a graph holds
 Places = list[tuple[LRScheduler, int]]  # how far schedulers are ahead of the steps of a graph
 # where graphs have left the schedulers that they step; several may step one
@@ -80,9 +81,10 @@ class Mistakes:
 
     def before_capture(self, graph: str, owned: Owned) -> None:
         """Warn of parameters that came into modules after the optimizer was added, and are in none."""
+        _CAPTURING.mistakes, _CAPTURING.graph = weakref.ref(self), graph
         with _LOCK:
             if not Mistakes._watching:
-                watch_clipping(lambda: bool(Mistakes._looking), _look_at_all)
+                watch_clipping(lambda: bool(Mistakes._looking), _look_at_all, _look_inside)
                 Mistakes._watching = True
         if not self._known or "parameters" in self._reported or not owned.optimizers:
             return
@@ -116,9 +118,9 @@ class Mistakes:
         for path in OpenRuns.of_other_runs():
             self._tell(
                 "checkpoints",
-                f'{graph} makes its first step, and "{path.parent}" holds {path.name} of another run: to save this step or one '
-                "up to that there will be an error; load what latest() of the CheckpointManager gives, use a directory for "
-                "each run, or pass rewind=True",
+                f'{graph} makes its first step, and "{path.parent}" holds {path.name} of another run: save() will refuse all '
+                "steps up to that one. To go on with that run, load what latest() of the CheckpointManager gives; to begin "
+                "anew, give this run a directory of its own; CheckpointManager(..., rewind=True) removes what is in the way",
             )
 
     def before_step(
@@ -178,6 +180,14 @@ class Mistakes:
                 f"gradients are clipped after {self._graph} has run: it has updated the parameters already, so that this "
                 "has no effect; clip in build(), between loss.backward() and its end",
             )
+
+    def look_at_early_clipping(self, graph: str) -> None:
+        """Warn of gradients that are clipped in build() before there are any."""
+        self._tell(
+            "early clipping",
+            f"build() of {graph} clips gradients where there are none yet, so that this has no effect; clip between "
+            "loss.backward() and the end of build()",
+        )
 
     def _knows(self, parameter: torch.Tensor) -> bool:
         known = self._known.get(id(parameter))
@@ -256,6 +266,13 @@ def _look_at_all(parameters: Sequence[torch.Tensor], limit: float) -> None:
     for me in Mistakes._looking:
         if (mistakes := me()) is not None:
             mistakes.look_at_clipping(parameters, limit)
+
+
+def _look_inside(parameters: Sequence[torch.Tensor]) -> None:
+    found = getattr(_CAPTURING, "mistakes", None)
+    mistakes = found() if found is not None else None
+    if mistakes is not None and parameters and all(parameter.grad is None for parameter in parameters):
+        mistakes.look_at_early_clipping(_CAPTURING.graph)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,9 +8,9 @@ from typing import Final
 from monograph.capture.trace import LOGGER, WITH_VALUES, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, compile_step
-from monograph.errors import CaptureError, MonographError, SignatureError, first_line
+from monograph.errors import CaptureError, MonographError, first_line
 from monograph.internals.internals import Internals
-from monograph.internals.misfit import misfit_behind
+from monograph.internals.misfit import misfit_behind, note_misfit
 from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call
 from monograph.runtime.custom_ops import WrongDescription
@@ -46,11 +46,10 @@ def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) 
                 cache.replace(build, again)
     except MonographError:
         cache.drop(build)
-        if (fault := misfit_behind(error, call, cache.signatures())) is not None:
-            message = " ".join([str(error), *getattr(error, "__notes__", ())])
-            raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
         if isinstance(error, WrongDescription):
             raise CaptureError(str(error), where=error.where, hint=_MEND_KERNEL) from None
+        if (fault := misfit_behind(error, call, cache.signatures())) is not None:
+            note_misfit(error, fault)
         raise error from None
     return again
 

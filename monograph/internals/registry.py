@@ -144,9 +144,13 @@ class Registry:
         if isinstance(value, Optimizer) and not any(
             h.manual and value in layers_of(h.stepped) for h in self.optimizers
         ):
+            is_added = any(value in layers_of(held.stepped) for held in self.optimizers)
             raise DefinitionError(
                 f"an optimizer cannot be the attribute {shown(name)} of a Graph",
-                hint="call self.add_optimizer(optimizer); one that build() steps itself: "
+                hint="leave the attribute out: the graph has the optimizer, and steps it after build(); if build() itself "
+                "is to step it: self.add_optimizer(optimizer, manual=True)"
+                if is_added
+                else "call self.add_optimizer(optimizer) instead; one that build() steps itself: "
                 "self.add_optimizer(optimizer, manual=True) first",
             )
         if isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, nn.Parameter)):

@@ -118,7 +118,7 @@ def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, stri
                 if key in state_dict or part.optional:
                     _load_part(key, part, state_dict.get(key), loading)
             if faults := _faults(loading):
-                raise _misfit(state_dict, faults, parts)
+                raise _misfit(state_dict, faults, parts, loading)
             hold.on = fits = True
             loading.commit()
         except BaseException as error:
@@ -163,11 +163,15 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def _misfit(
-    state_dict: Mapping[str, Any], faults: Sequence[str], parts: Mapping[str, Part]
+    state_dict: Mapping[str, Any], faults: Sequence[str], parts: Mapping[str, Part], loading: Loading
 ) -> CheckpointError:
     path = getattr(state_dict, "path", None)
     origin = f"the state in {path}" if path is not None else "the state"
-    hint = "make the graph as it was when the state was saved; strict=False loads what is there by its name"
+    hint = "make the graph as it was when the state was saved"
+    if loading.strict and not loading.wrong:
+        hint += "; strict=False loads what is there by its name"
+    elif (good := _part_that_fits(state_dict, parts, loading)) is not None:
+        hint += f"; a part that fits is loaded alone: graph.{good}.load_state_dict(state[{good!r}])"
     inside = next(
         (
             key
@@ -191,4 +195,19 @@ def _misfit(
         )
     return CheckpointError(
         f"{origin} does not fit this graph, and nothing was loaded\n  " + "\n  ".join(faults), hint=hint
+    )
+
+
+def _part_that_fits(state_dict: Mapping[str, Any], parts: Mapping[str, Part], loading: Loading) -> str | None:
+    """The first module of which nothing is wrong, missing or unexpected."""
+    faults = [fault.partition(":")[0] for fault in loading.wrong] + loading.missing + loading.unexpected
+    return next(
+        (
+            key
+            for key in parts
+            if key.isidentifier()
+            and isinstance(state_dict.get(key), Mapping)
+            and not any(fault == key or fault.startswith((f"{key}.", f"{key}/")) for fault in faults)
+        ),
+        None,
     )

@@ -374,3 +374,27 @@ def test_a_forked_process_writes_its_own_saves(tmp_path, gate, monkeypatch, held
     gate.set()
     manager.wait()
     assert names(tmp_path) == [f"step-0000000{step}" for step in (1, 2, 3, 4)]
+
+
+def test_states_left_out_are_told_aloud_once(tmp_path, gate, caplog):
+    manager = mg.CheckpointManager(tmp_path, keep=None, asynchronous=True)
+    with warnings.catch_warnings(record=True) as told, caplog.at_level("INFO", "monograph"):
+        warnings.simplefilter("always")
+        for step in range(1, 6):
+            manager.save(state(step), step=step)
+    (only,) = told
+    assert "step-00000002" in str(only.message)
+    assert "The newest state is always written" in str(only.message)
+    logged = [record.message for record in caplog.records if "left out" in record.message]
+    assert [f"step-0000000{step}" in line for step, line in zip((2, 3, 4), logged, strict=True)] == [True] * 3
+    gate.set()
+    manager.wait()
+    assert names(tmp_path) == ["step-00000001", "step-00000005"]
+
+
+def test_a_file_of_torch_save_is_told_what_to_do_with(tmp_path):
+    torch.save(state(1), tmp_path / "plain.pt")
+    with pytest.raises(mg.CheckpointError, match=r"file of torch\.save") as caught:
+        mg.load(tmp_path / "plain.pt")
+    assert "read it with torch.load()" in caught.value.hint
+    assert "save the graph again" not in caught.value.hint

@@ -12,13 +12,16 @@ import monograph as mg
 from tests.support.steps import line_of
 
 
-def check(error: BaseException, *parts: str, at: str | None = None) -> None:
-    """The error is reported well: it names its parts, a line of the caller's file (the one marked `at`), and a way out."""
+def check(error: BaseException, *parts: str, at: str | None = None, is_clear: bool = False) -> None:
+    """The error is reported well: it names its parts, a line of the caller's file (the one marked `at`), and a way out.
+
+    One that is clear has no hint.
+    """
     here = sys._getframe(1).f_code.co_filename
     assert isinstance(error, mg.MonographError)
     for part in parts:
         assert part in str(error), f"{part!r} is not in:\n{error}"
-    assert error.hint, f"no hint: {error}"
+    assert bool(error.hint) is not is_clear, f"a hint where it is clear, or none: {error}"
     assert error.where is not None, f"no place: {error}"
     assert error.where.file == here, error.where
     assert f'"{here}", line {error.where.line}' in str(error)

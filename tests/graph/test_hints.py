@@ -58,7 +58,7 @@ def test_a_batch_that_comes_as_one_argument():
         assert f"as one {type(packed).__name__} of 2: unpack it, step(*batch)" in caught.value.hint
     step = classifier()
     step(x, y)
-    with pytest.raises(mg.SignatureError) as caught:
+    with pytest.raises(mg.CaptureError) as caught:
         step((x, y))
     assert "unpack it, step(*batch)" in caught.value.hint
 

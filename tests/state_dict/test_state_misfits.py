@@ -140,7 +140,7 @@ def test_one_error_names_everything() -> None:
         "missing: graph.steps, model.layers.0.weight, critic.bias, optimizer.0/state/1/exp_avg, ",
         "scheduler.0/last_epoch, graph.rng/generators/noise",
         "unexpected: state.new, model.other",
-        "strict=False",
+        "hint: make the graph as it was when the state was saved",
     ):
         assert named in text, text
 
@@ -407,3 +407,19 @@ def test_keys_of_the_users_stay_in_param_groups() -> None:
     step(x, x)
     assert step.state_dict()["optimizer.0"]["param_groups"][0]["lr_scale"] == 0.5
     assert step.state_dict()["optimizer.0"]["param_groups"][0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_state_of_another_optimizer_is_told_how_to_load_the_model(strict):
+    def made(kind):
+        model = nn.Linear(3, 2)
+        return mg.train_graph(model, nn.MSELoss(), kind(model.parameters(), lr=0.1))
+
+    source, other = made(torch.optim.AdamW), made(torch.optim.SGD)
+    source(torch.ones(2, 3), torch.ones(2, 2))
+    found = source.state_dict()
+    with pytest.raises(mg.CheckpointError) as caught:
+        other.load_state_dict(found, strict=strict)
+    assert "graph.model.load_state_dict(state['model'])" in caught.value.hint
+    assert "strict=False" not in caught.value.hint
+    other.model.load_state_dict(found["model"])

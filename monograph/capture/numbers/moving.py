@@ -168,8 +168,8 @@ class Node(SymNode):  # type: ignore[misc]
         if self._hint is None:
             raise DataDependentError(
                 "Python asked for the value of a tensor while the step was being captured",
-                hint="a number from .item() can be computed with and kept; to print it or to decide on it, return it "
-                "and do so outside of build(), or use torch.where or torch.cond",
+                hint="return it, and print it or decide on it outside of build(); to decide inside: torch.where or "
+                "torch.cond. A number from .item() can be computed with and kept",
             )
         return self._hint
 

@@ -14,9 +14,16 @@ from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
 
 
-def check_gradients(registered: RegisteredOptimizer) -> None:
-    """Raise OptimizerError if an automatic optimizer has nothing to step with."""
+def check_gradients(registered: RegisteredOptimizer, *, were_there: bool) -> None:
+    """Raise OptimizerError if an automatic optimizer has nothing to step with; `were_there` if a backward() had given it that."""
     if all(parameter.grad is None for parameter in registered.parameters):
+        if were_there:
+            raise OptimizerError(
+                f"{registered.name} ({type(registered.optimizer).__name__}) has no gradient to step with: "
+                "build() takes away those that backward() has made, by zero_grad() or by setting p.grad to None",
+                hint="leave zero_grad() out of build(): each step of the graph begins without gradients; or call it "
+                "before loss.backward()",
+            )
         raise OptimizerError(
             f"{registered.name} ({type(registered.optimizer).__name__}) has no gradient to step with: "
             "build() did not call backward() on a loss that depends on its parameters",
@@ -90,9 +97,10 @@ def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inpu
         if registered.manual and not steps.get(registered.name) and not settings.keep_gradients:
             raise OptimizerError(
                 f"{registered.name} ({type(registered.optimizer).__name__}) was added with manual=True, "
-                "but build() never calls its step()",
+                "but build() never calls its step() in this call",
                 hint="call optimizer.step() in build(), or add it without manual=True; to step only after "
-                "several calls, let gradients stay: config.keep_gradients(True)",
+                "several calls, let gradients stay: config.keep_gradients(True); to train other parts in other calls, "
+                "write a graph for each kind of call: graphs over one model may share its optimizers",
             )
         if registered.wrapper is not None and not registered.manual and not steps.get(registered.name):
             raise OptimizerError(

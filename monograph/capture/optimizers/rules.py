@@ -65,6 +65,7 @@ class StepRules:
         self._owners: dict[int, RegisteredOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
         self.complete = True  # the gradients of every micro-batch are there
+        self.reached: set[str] = set()  # the optimizers to whose parameters a backward() has given gradients
         self.stepped: Counter[str] = Counter()  # how often each optimizer has stepped
 
     @contextmanager
@@ -102,6 +103,12 @@ class StepRules:
                     returned = run(roots, grad_tensors, *args, **options)
         finally:
             self._in_backward = False
+        with self.own_business():
+            self.reached |= {
+                item.name
+                for item in self._owned.optimizers
+                if any(p.grad is not None for p in item.parameters)
+            }
         if (mixed := _first_changed(unscaled, self._gradients(_UNSCALED))) is not None:
             raise CaptureError(
                 f"backward() adds to gradients of {mixed} that are unscaled already, because they were read or changed",

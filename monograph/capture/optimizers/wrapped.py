@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.compat.optimizers import OPTIMIZER_HOOK_FIELDS
@@ -22,6 +23,11 @@ def parts_of(optimizer: Any) -> tuple[Optimizer, Any]:
 
     Raises OptimizerError for what is no optimizer, and for several in one.
     """
+    if isinstance(optimizer, LRScheduler):
+        raise OptimizerError(
+            f"add_optimizer() takes a torch.optim.Optimizer, got a {type(optimizer).__name__}, which is a scheduler",
+            hint="pass both: self.add_optimizer(optimizer, lr_sch=scheduler)",
+        )
     held = dict(_held(optimizer))
     if not held:
         if not isinstance(optimizer, Optimizer) or not _is_whole(optimizer):

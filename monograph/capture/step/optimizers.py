@@ -149,7 +149,7 @@ class TracedOptimizers:
             if not registered.manual:
                 check_not_stepped(registered, self.steps)
                 with self._rules.own_business():
-                    check_gradients(registered)
+                    check_gradients(registered, were_there=registered.name in self._rules.reached)
                 registered.stepped.step()
 
     # --- after it ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import warnings
@@ -25,6 +26,8 @@ from monograph.checkpoint.steps.together import newest_whole, save_step
 from monograph.checkpoint.write import Parts, write
 from monograph.errors import CheckpointError
 from monograph.user_code.lines import Origin
+
+LOGGER = logging.getLogger("monograph")
 
 
 @dataclass
@@ -97,6 +100,7 @@ class CheckpointManager:
         self._newest: Hold | None = None  # for those who keep a path as a string
         self._thread: threading.Thread | None = None
         self._waiting: tuple[Parts, Path] | None = None  # what the thread writes next
+        self._has_told = False  # that states are left out
         self._lock = threading.Lock()  # of the two
         self._background: Any = None  # of a group
         self._process = os.getpid()  # that has the three
@@ -156,9 +160,15 @@ class CheckpointManager:
                 return
             left_out, self._waiting = self._waiting, (parts, path)
         if left_out is not None:
-            warnings.warn(
-                f'"{left_out[1]}" is left out: states are saved faster than they can be written', stacklevel=3
-            )
+            said = f'"{left_out[1]}" is left out: it was still waiting to be written when a newer state came'
+            LOGGER.info(said)
+            if not self._has_told:
+                self._has_told = True
+                warnings.warn(
+                    f"{said}. The newest state is always written, and training goes on; to have them all save less often "
+                    "(every=...), or without asynchronous=True. Others that are left out are in the log at INFO",
+                    stacklevel=3,
+                )
 
     def _save_behind(self, state: State, step: int) -> None:
         """Save the states of all ranks beside the training, when the save before has ended on this rank."""

@@ -57,8 +57,8 @@ class Run:
         """The error for a step that is not saved because of a checkpoint of another run."""
         return CheckpointError(
             f'step {step} is not saved: "{self.directory}" holds {other.name} of another run',
-            hint="go on from what latest() of this manager gives, or use a directory for each run; "
-            "CheckpointManager(..., rewind=True) removes the checkpoints of this step and of higher ones",
+            hint="to go on with that run, load what latest() of this manager gives; to begin anew, use a directory for each "
+            "run; CheckpointManager(..., rewind=True) removes the checkpoints of this step and of higher ones",
         )
 
     def remove_old(self, newest: Path) -> None:

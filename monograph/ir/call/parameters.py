@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -82,26 +82,39 @@ def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     except TypeError as error:
         raise SignatureError(
             f"the call does not fit build{inspect.signature(build)}: {error}",
-            hint=(_fits(build, *args) and unpacking(args, kwargs))
-            or f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
+            hint=(_fits(build, *args) and unpacking(args, kwargs)) or _given(args, kwargs),
         ) from None
 
 
-def _fits(build: Callable[..., Any], *batch: Any) -> bool:
-    """True if the one argument is a batch whose parts fit the parameters."""
-    try:
-        inspect.signature(build).bind(
-            *(batch[0] if len(batch) == 1 and isinstance(batch[0], (tuple, list)) else ())
-        )
-    except TypeError:
+def _fits(build: Callable[..., Any], *given: Any) -> bool:
+    """True if the one argument is a shape, or a batch whose parts fit the parameters."""
+    if len(given) != 1 or not isinstance(given[0], (tuple, list)):
         return False
+    try:
+        inspect.signature(build).bind(*given[0])
+    except TypeError:
+        return _is_shape(given[0])
     return True
+
+
+def _is_shape(item: Sequence[Any]) -> bool:
+    return all(type(size) is int for size in item)
+
+
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """How many arguments there are, or what to do where there are none."""
+    if not args and not kwargs:
+        return "pass a batch, as to the step itself"
+    named = f" and {sorted(kwargs)} keyword" if kwargs else ""
+    return f"got {len(args)} positional{named} arguments"
 
 
 def unpacking(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """What to do if a whole batch came as one argument; nothing if that is not so."""
     if len(args) != 1 or kwargs or not isinstance(args[0], (tuple, list)) or len(args[0]) < 2:
         return ""
+    if _is_shape(args[0]):
+        return f"for a tensor of this shape write mg.spec({tuple(args[0])}), for labels mg.spec(shape, torch.int64)"
     return f"the batch came as one {type(args[0]).__name__} of {len(args[0])}: unpack it, step(*batch)"
 
 

@@ -357,7 +357,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
         "self.add_optimizer(optimizer.optimizers[0]); self.add_optimizer(optimizer.optimizers[1])",
     ),
     "unmade": (lambda m: Unmade(m.parameters()), "got a Unmade", "super().__init__(params, defaults)"),
-    "nothing": (lambda m: m, "takes a torch.optim.Optimizer, got a Linear", "pass the optimizer"),
+    "nothing": (lambda m: m, "optimizer is of type Linear; it takes a torch.optim.Optimizer", "the order is"),
 }
 
 
