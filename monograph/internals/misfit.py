@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
-from monograph.errors import MonographError, SignatureError, is_named
+from monograph.errors import CaptureError, MonographError, SignatureError, is_named
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.parameters import unpacking
-from monograph.ir.call.signature import Call, Signature
+from monograph.ir.call.signature import Call, Signature, TensorKey
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call.varying import Varying
 from monograph.user_code.lines import user_place_of
 from monograph.user_code.tracebacks import raised_by_user
+
+_OF_SIZES: Final = re.compile(r"capture failed: .*\b(sizes?|shapes?|dimensions?|length)\b")  # what torch says
+_SHOWN: Final = 4  # arguments
 
 
 def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) -> str | None:
@@ -38,14 +43,37 @@ def refusal(
     if isinstance(error, MonographError) and cause is not None and "positional argument" in str(cause):
         is_users = bool(user_place_of(cause).file)  # the call that does not fit is in code of theirs
         error.hint = error.hint if is_users else _advice(call, last) or error.hint
+    unfitting = _of_padding(error, call)
     if (fault := misfit_behind(error, call, known)) is None:
+        if isinstance(error, MonographError) and unfitting:
+            error.hint = unfitting
         return None
     if isinstance(error, MonographError):
-        advice = f"; {error.hint}" if error.hint == _advice(call, last) else ""
+        advice = f"; {unfitting or error.hint}" if unfitting or error.hint == _advice(call, last) else ""
         return SignatureError(
             fault, where=error.where, hint=f"build() failed with it: {error.message}{advice}"
         )
     return SignatureError(fault, where=user_place_of(error), hint=f"build() failed with it: {error}")
+
+
+def _of_padding(error: Exception, call: Call) -> str:
+    """What to pad, too, where sizes do not fit in a step whose arguments are padded; empty if that is not what failed."""
+    _, settings, _ = call.key
+    if not (settings.buckets and isinstance(error, CaptureError) and _OF_SIZES.match(error.message)):
+        return ""
+    padded = {item.argument: f"{item.argument} (dim {item.dim})" for item in settings.buckets}
+    masks = [item.mask for item in settings.buckets if item.mask]
+    left = [
+        f"{path} {tuple(map(int, key.shape))}"
+        for path, key in zip(call.paths(), call.keys, strict=True)
+        if isinstance(key, TensorKey) and path not in (*padded, *masks)
+    ]
+    others = (
+        f", and these are not: {', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}"
+        if left
+        else ""
+    )
+    return f"config.buckets() pads {', '.join(padded.values())}{others}; what has to fit it needs buckets of the same sizes"
 
 
 def _advice(call: Call, last: str | None) -> str:
