@@ -15,14 +15,18 @@ from monograph.compiler import Build
 from monograph.errors import MonographError
 from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
 from monograph.ir.call.signature import Call, TensorKey
-from monograph.ir.call.varying import Varying
+from monograph.ir.call.varying import Varying, has_gaps
 from monograph.ir.text import shortened
 from monograph.sizes.expression import SMALLEST
 from monograph.user_code.lines import Origin, user_place_of
 
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
 _SHOWN: Final = 4  # sizes
-_NEEDS: Final = "needs the number itself, as an index, a size, a range, a text and the rate of a dropout do; arithmetic alone has one build for all values"
+_NEEDS: Final = (
+    "needs the number itself, as a size, an index, a key, a range, a text, torch.tensor([...]) and the rate of a dropout do; "
+    "for one build, use a fixed size and a mask, or a size of a tensor, such as x.shape[0]; give torch.tensor([...]) as an "
+    "argument; arithmetic alone has one build for all values"
+)
 
 
 @dataclass
@@ -62,6 +66,8 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
         varying = Varying.in_key(call.key)
         if varying is not None:
             return _about_varying(varying, call.paths())
+        if with_gaps := _with_gaps(reason, call):
+            return _about_gaps(with_gaps)
         return _about_sizes(reason, _why_sizes_stay(reason, call) or stays or "the step needs one size")
     if reason.cause is Cause.NUMBER_GIVEN and int in call.keys:
         return _about_numbers(reason)
@@ -86,6 +92,15 @@ def after_capture(build: Build, call: Call) -> Build:
         )
         return replace(build, reason=reason.advised(text))
     return build
+
+
+def _with_gaps(reason: Reason, call: Call) -> list[str]:
+    """The arguments of other sizes whose strides keep all sizes numbers, where nothing else does."""
+    _, settings, _ = call.key
+    if not settings.dynamic or _why_sizes_stay(reason, call):
+        return []
+    keys, differing = zip(call.paths(), call.keys, strict=True), [path for path, _ in reason.sizes]
+    return [path for path, key in keys if path in differing and isinstance(key, TensorKey) and has_gaps(key)]
 
 
 def _why_sizes_stay(reason: Reason, call: Call) -> str:
@@ -114,11 +129,16 @@ def _is_input(build: Build, place: str) -> bool:
         if issubclass(type(value), Moves)
     )
     is_moving = any(place == label or place.startswith(f"{label}[") for label in moving)
-    word = re.compile(rf"(?<![\w.\]]){re.escape(place)}(?![\w.\[])")
+    word = _word(place)
     conditions = build.guards.conditions.about
     return is_moving and not any(
         found is not None and word.search(found[1]) for found in map(FIXED.match, conditions)
     )
+
+
+def _word(place: str) -> re.Pattern[str]:
+    """What finds a place in the words of a condition, and none that is longer."""
+    return re.compile(rf"(?<![\w.\]]){re.escape(place)}(?![\w.\[])")
 
 
 def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
@@ -135,8 +155,16 @@ def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
 
 def _about_sizes(reason: Reason, why: str) -> str:
     last = "DataLoader(..., drop_last=True) leaves out a smaller last batch, " if 0 in reason.dims else ""
-    bucket = f"mg.buckets({_quoted(reason.place)}, dim={reason.dims[-1]}, sizes=[...])"
-    return f"each size has a build, since {why}; {last}config.buckets({bucket}) pads to a few sizes"
+    padded = [f"mg.buckets({_quoted(path)}, dim={dims[-1]}, sizes=[...])" for path, dims in reason.sizes]
+    more = ", ..." if len(padded) > _SHOWN else ""
+    buckets = f"config.buckets({', '.join(padded[:_SHOWN])}{more})"
+    return f"each size has a build, since {why}; {last}{buckets} pads to a few sizes"
+
+
+def _about_gaps(paths: Sequence[str]) -> str:
+    mended = " and ".join(f"{path}.contiguous()" for path in paths)
+    strides = " and ".join(paths)
+    return f"each size has a build, since the strides of {strides} do not follow from sizes, as in x[::2]: pass {mended}"
 
 
 def _about_form(reason: Reason) -> str:
@@ -147,13 +175,11 @@ def _about_form(reason: Reason) -> str:
 
 
 def _about_whole_numbers(reason: Reason) -> str:
-    return (
-        f"each value of {reason.place} may need a build: pass float({reason.place}), which moves, or a tensor"
-    )
+    return f"each value of {reason.place} has a build: code of the step {_NEEDS}"
 
 
 def _about_numbers(reason: Reason) -> str:
-    return f"{reason.place} is an input from here on; as a float argument it is one from the first call on"
+    return f"one build serves all further values of {reason.place}: nothing to do; a float argument has it from the first call on"
 
 
 def _about_fixed(reason: Reason) -> str:
@@ -162,12 +188,14 @@ def _about_fixed(reason: Reason) -> str:
 
 def _why_fixed(place: str, captured: Captured) -> str:
     """What keeps a number that has changed a constant of the step, as its capture has found."""
-    if (where := captured.taken.get(place)) is not None:
-        why = f"{_line(where)} {_NEEDS}"
-    elif captured.why_plain in ("", place):
-        why = "it is used in a way that no input can be; as a float argument it has one build"
+    taken = [where for path, where in captured.taken.items() if _word(path).search(place)]
+    if taken or captured.why_plain in ("", place):
+        why = f"{_line(taken[0] if taken else None)} {_NEEDS}"
     else:
-        why = f"numbers stay what they are in this build ({captured.why_plain}); as a float argument it has one build"
+        why = (
+            f"numbers stay what they are in this build ({captured.why_plain}); as a float argument it has one build, if the "
+            "step only computes with it"
+        )
     return f"each value of {place} has a build: {why}"
 
 
@@ -222,7 +250,8 @@ _OF_VALUES: Final = {  # what to write in the place of a value, by its kind
     "kinds": "each kind of value in {place} has a build: let it be of one kind, such as a tensor or a float",
     "tensor": "write into the tensor in {place}, as {place}.copy_(new) does; one that has another shape at each step can be an "
     "argument",
-    "object": "each object in {place} has a build: keep the same one there, and change its numbers and tensors",
+    "object": "each object in {place} has a build: keep the same one there, and change its tensors, and the numbers that the "
+    "step only computes with; give numbers for torch.tensor([...]) as an argument, a tensor made outside of build()",
 }
 _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.FORM: _about_form,
@@ -249,7 +278,8 @@ _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     ),
     Cause.HOOK: _always("register hooks before the first call"),
     Cause.READ: _always(
-        "what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
+        "what differs at each step can stay a tensor: torch.where(condition, a, b) for a branch, a fixed size and a mask for "
+        "a size"
     ),
     Cause.BRANCH: _about_branch,
     Cause.FIXED: _about_fixed,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
-from monograph.errors import MonographError, is_named
+from monograph.errors import CaptureError, MonographError, is_named
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.parameters import unpacking
-from monograph.ir.call.signature import Call, Signature
+from monograph.ir.call.signature import Call, Signature, TensorKey
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call.varying import Varying
 from monograph.user_code.lines import user_place_of
 from monograph.user_code.tracebacks import raised_by_user
+
+_OF_SIZES: Final = re.compile(r"capture failed: .*\b(sizes?|shapes?|dimensions?|length)\b")  # what torch says
+_SHOWN: Final = 4  # arguments
 
 
 def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) -> str | None:
@@ -36,6 +41,8 @@ def tell_misfit(error: BaseException, call: Call, known: Sequence[Signature], la
     if isinstance(error, MonographError) and cause is not None and "positional argument" in str(cause):
         is_users = bool(user_place_of(cause).file)  # the call that does not fit is in code of theirs
         error.hint = error.hint if is_users else _advice(call, last) or error.hint
+    if isinstance(error, MonographError) and (unfitting := _of_padding(error, call)):
+        error.hint = unfitting
     if (fault := misfit_behind(error, call, known)) is not None:
         note_misfit(error, fault)
 
@@ -47,6 +54,26 @@ def note_misfit(error: BaseException, fault: str) -> None:
         error.hint = "; ".join(filter(None, [error.hint, said]))
     else:
         error.add_note(said)
+
+
+def _of_padding(error: MonographError, call: Call) -> str:
+    """What to pad, too, where sizes do not fit in a step whose arguments are padded; empty if that is not what failed."""
+    _, settings, _ = call.key
+    if not (settings.buckets and isinstance(error, CaptureError) and _OF_SIZES.match(error.message)):
+        return ""
+    padded = {item.argument: f"{item.argument} (dim {item.dim})" for item in settings.buckets}
+    masks = [item.mask for item in settings.buckets if item.mask]
+    left = [
+        f"{path} {tuple(map(int, key.shape))}"
+        for path, key in zip(call.paths(), call.keys, strict=True)
+        if isinstance(key, TensorKey) and path not in (*padded, *masks)
+    ]
+    others = (
+        f", and these are not: {', '.join(left[:_SHOWN])}{', ...' if len(left) > _SHOWN else ''}"
+        if left
+        else ""
+    )
+    return f"config.buckets() pads {', '.join(padded.values())}{others}; what has to fit it needs buckets of the same sizes"
 
 
 def _advice(call: Call, last: str | None) -> str:

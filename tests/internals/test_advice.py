@@ -81,8 +81,8 @@ CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "dtype": (then(x().requires_grad_()), "argument x", "x.detach()"),
     "strides": (then(x(8, 4).t()), "argument x has the strides", "pass x.contiguous()"),
     "text": (then(x(), "a"), "2 positional arguments", "give the same ones in each call"),
-    "attribute": (after(lambda s: setattr(s, "beta", 3.0)), "graph.beta changed from 1.0 to 3.0", "graph.beta is an input from here on"),
-    "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "needs the number itself, as an index"),
+    "attribute": (after(lambda s: setattr(s, "beta", 3.0)), "graph.beta changed from 1.0 to 3.0", "one build serves all further values of graph.beta"),
+    "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "needs the number itself, as a size, an index"),
     "text of an attribute": (after(lambda s: setattr(s, "mode", "abc")), "graph.mode changed", "each value of graph.mode has a build"),
     "lr": (after(lambda s: group(s).update(lr=torch.tensor(0.1))), "lr changed", 'optimizer.param_groups[0]["lr"]'),
     "weight decay": (after(lambda s: group(s).update(weight_decay=0.0)), "weight_decay != 0", "each side has a build"),
@@ -181,9 +181,9 @@ def test_the_advice_is_for_the_kind_of_value(first: Any, second: Any, named: str
 @pytest.mark.parametrize(
     ("change", "place", "written"),
     [
-        (lambda: globals().update(SCALE=3.0), ".SCALE", "is an input from here on"),
+        (lambda: globals().update(SCALE=3.0), ".SCALE", "one build serves all further values"),
         (lambda: globals().update(NAME="bb"), ".NAME", "has a build"),
-        (lambda: TABLE.update(k=7), ".TABLE['k']", "is an input from here on"),
+        (lambda: TABLE.update(k=7), ".TABLE['k']", "one build serves all further values"),
         (lambda: setattr(BOX, "text", "qqq"), ".BOX.text", "has a build"),
     ],
 )
@@ -202,7 +202,7 @@ def test_what_changes_outside_is_named(
 @pytest.mark.parametrize(
     ("first", "second", "named", "written"),
     [
-        ((x(), 1), (x(), 2), "argument step is 2", "step is an input from here on"),
+        ((x(), 1), (x(), 2), "argument step is 2", "one build serves all further values of step"),
         ((x(), "a"), (x(), "b"), "argument step is 'b'", "each value of step has a build"),
         ((x(), 0, x()), (x(), 0, x() * 0), "the value of a tensor that is read", "torch.where"),
         ((x(), 0, None, x()), (x(), 0), "positional arguments", "give the same ones"),
@@ -311,7 +311,7 @@ def test_each_cause_is_said_aloud_once(caplog: pytest.LogCaptureFixture) -> None
 def test_each_cause_has_a_line() -> None:
     call = internals_of(Step()).read((x(),), {})
     for cause in set(Cause) - {Cause.FIRST, Cause.OTHER, Cause.COUNTED, Cause.OFTEN}:
-        assert advice(Reason("a reason", cause, "place", dims=(0,)), call), cause
+        assert advice(Reason("a reason", cause, "place", sizes=(("place", (0,)),)), call), cause
 
 
 def test_too_many_builds_come_with_the_line() -> None:

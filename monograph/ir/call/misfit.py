@@ -30,10 +30,12 @@ def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> R
         if expected != got and (numbers or not (_is_number(expected) and _is_number(got)))
     ]
     if found:
+        found.sort(key=lambda item: _can_vary(item[2], item[1]))  # what cannot is at fault
         path, expected, got = found[0]
         text, cause = _key_misfit(path, got, expected), _cause(got, expected)
         others = _differing([other for other, *_ in found[1:]])
-        return Reason(f"{text}{others}", cause, path, what=_what(got, expected), dims=_dims(got, expected))
+        sizes = tuple([(other, dims) for other, old, new in found if (dims := _dims(new, old))])
+        return Reason(f"{text}{others}", cause, path, what=_what(got, expected), sizes=sizes)
     fitting_same = [same for keys, same in fitting if keys == nearest]
     same = _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
     return caused(same, Cause.IDENTITY)
@@ -51,6 +53,12 @@ def _differing(paths: Sequence[str]) -> str:
 def _plain(key: Hashable) -> Hashable:
     """A key with numbers in the place of sizes that vary: those that it was made for."""
     return key.in_numbers if isinstance(key, TensorKey) else key
+
+
+def _can_vary(got: Hashable, expected: Hashable) -> bool:
+    """True for what one build can serve: sizes, and ints, some of which move already."""
+    moves = expected is int and isinstance(got, tuple) and got[0] is int
+    return moves or _cause(got, expected) in (Cause.SIZE, Cause.NUMBER_GIVEN)
 
 
 def _cause(got: Hashable, expected: Hashable) -> Cause:

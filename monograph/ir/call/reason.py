@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import torch
 
@@ -67,13 +67,14 @@ def kind_of_change(before: Any, now: Any) -> str:
     return "None" if "None" in kinds else kinds[0] if kinds[0] == kinds[1] else "kinds"
 
 
+Sizes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # arguments of other sizes, and their dimensions
 _OF_MANY: Final = (Cause.TRAINING, Cause.HOOK)
 
 
 class Reason(str):
     """The sentence. `place` is what it is about, `what` of it differs; `advice` is a line to write against such builds."""
 
-    __slots__ = ("advice", "cause", "dims", "place", "what")
+    __slots__ = ("advice", "cause", "place", "sizes", "what")
 
     def __new__(
         cls,
@@ -82,28 +83,33 @@ class Reason(str):
         place: str = "",
         *,
         what: str = "",
-        dims: tuple[int, ...] = (),
+        sizes: Sizes = (),
         advice: str = "",
     ) -> Self:
         made = super().__new__(cls, text)
-        made.cause, made.place, made.what, made.dims, made.advice = cause, place, what, dims, advice
+        made.cause, made.place, made.what, made.sizes, made.advice = cause, place, what, sizes, advice
         return made
 
     cause: Cause
     place: str
     what: str
-    dims: tuple[int, ...]  # of an argument, that have other sizes
+    sizes: Sizes
     advice: str
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions of other sizes of the argument that it is about."""
+        return next((dims for path, dims in self.sizes if path == self.place), ())
 
     def followed_by(self, text: str) -> Reason:
         """The same with more at its end."""
         return Reason(
-            f"{self}{text}", self.cause, self.place, what=self.what, dims=self.dims, advice=self.advice
+            f"{self}{text}", self.cause, self.place, what=self.what, sizes=self.sizes, advice=self.advice
         )
 
     def advised(self, advice: str) -> Reason:
         """The same with what to write against it."""
-        return Reason(self, self.cause, self.place, what=self.what, dims=self.dims, advice=advice)
+        return Reason(self, self.cause, self.place, what=self.what, sizes=self.sizes, advice=advice)
 
 
 def joined(reasons: Iterable[Reason], worded: Callable[[Reason], Reason] | None = None) -> Reason | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Final
 
 import torch
 
@@ -10,6 +14,8 @@ from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.tensors import is_transformed
 from monograph.errors import GraphBoundaryError, SignatureError
 from monograph.ir.call.sparse import HELD
+
+_FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType, partial)
 
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
@@ -57,8 +63,19 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
         )
 
 
+def _last_name(path: str) -> str:
+    """The name that an argument or an entry of one can have as an attribute."""
+    return str(re.findall(r"[^\W\d]\w*", path)[-1])
+
+
 def refuse(leaf: object, path: str) -> None:
     kind = type(leaf)
+    if kind in _FUNCTIONS:
+        raise SignatureError(
+            f"argument {path} is a {'method' if kind is MethodType else 'function'}, which a graph cannot take",
+            hint=f"put it on the graph once, before the first call, as in self.{_last_name(path)} = ..., and call it there "
+            "in build(); mg.train_graph(model, loss, optimizer) takes a loss function",
+        )
     advice = (
         "pass tensors, None, numbers, strings, or lists, tuples, dicts, dataclasses and plain objects of them"
     )

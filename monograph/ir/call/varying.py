@@ -235,6 +235,15 @@ def _name(paths: Sequence[str], place: Place) -> str:
     return f"{re.sub(r'[^0-9A-Za-z]+', '_', paths[leaf]).strip('_')}_{dim}"
 
 
+def has_gaps(key: TensorKey) -> bool:
+    """True for a tensor whose sizes stay numbers because of its strides, which do not follow from them, as those of x[::2]."""
+    plain = contiguous_stride(key.shape)
+    moved = any(
+        size != 1 and now != then for size, now, then in zip(key.shape, key.stride, plain, strict=True)
+    )
+    return moved and _strides(key.shape, key.stride) is None
+
+
 def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
     """The strides by names, of a tensor without gaps; None where they cannot be known from its sizes."""
     plain = tuple(map(int, shape))
