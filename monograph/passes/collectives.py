@@ -96,7 +96,7 @@ def _merge_reductions(graph: fx.Graph) -> None:
         begun = [item for item in _begun_in(graph, gathers=False) if beside.get(item.kind, item.kind) == kind]
         begun.sort(key=lambda item: (ready.of(item.given), ready.place[item.begin]))
         for bucket in list(_buckets(begun, ready, work)):
-            bucket.sort(key=lambda item: item.op is SUM)  # behind scattered sums
+            bucket.sort(key=lambda item: item.op is SUM)  # after scattered sums
             present = [found for item in bucket if (found := begun_by(item.begin)) is not None]
             _begin_early(present, Ready(graph))
             if len(present) > 1:

@@ -163,7 +163,7 @@ UNTAKEN: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a set": (lambda: {1, 2}, ["set", "sorted tuple"]),
     "an encoded batch": (lambda: Encoded(a=torch.ones(5, 3)), ["Encoded", "pass dict(batch)"]),
     "an object with slots": (lambda: Slotted(torch.ones(5, 3)), ["Slotted", "it has __slots__"]),
-    "a function": (lambda: len, ["builtin_function_or_method"]),
+    "a function": (lambda: len, ["is a function"]),
     "a module": (lambda: linear(), ["Linear"]),
     "an iterator": (lambda: iter([1]), ["list_iterator"]),
     "a tensor made under inference_mode": (inference_tensor, ["inference_mode"]),
