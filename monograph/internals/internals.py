@@ -29,7 +29,7 @@ from monograph.internals.advice import Advised, advice, after_capture, size_need
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, check_declared, make_by_names
 from monograph.internals.kind import Kind
-from monograph.internals.misfit import tell_misfit
+from monograph.internals.misfit import about_misfit
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
 from monograph.internals.sizes_of_one import NotPermitted, Served, capture_unless_served
@@ -328,8 +328,8 @@ class Internals:
         except (Served, NotPermitted):
             raise
         except Exception as error:
-            tell_misfit(error, call, self.cache.signatures(), self._last)
-            raise
+            told = about_misfit(error, call, self.cache.signatures(), self._last)
+            raise told from (error.__cause__ if told is error else error)
 
 
 def internals_of(graph: Any) -> Internals:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from monograph.errors import CaptureError, MonographError, is_named
+from monograph.errors import CaptureError, MonographError, SignatureError, is_named
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.parameters import unpacking
 from monograph.ir.call.signature import Call, Signature, TensorKey
@@ -32,8 +32,8 @@ def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) 
     return None if raised_by_user(error) else misfit(call, known, numbers=False)
 
 
-def tell_misfit(error: BaseException, call: Call, known: Sequence[Signature], last: str | None) -> None:
-    """Add to an error of a capture how the call differs from those that went well: last, since it need not be the cause.
+def about_misfit(error: Exception, call: Call, known: Sequence[Signature], last: str | None) -> Exception:
+    """An error of a capture with how the call differs from those that went well: last, since it need not be the cause.
 
     `last` is the name of the last argument, where those before it go to a model.
     """
@@ -43,17 +43,41 @@ def tell_misfit(error: BaseException, call: Call, known: Sequence[Signature], la
         error.hint = error.hint if is_users else _advice(call, last) or error.hint
     if isinstance(error, MonographError) and (unfitting := _of_padding(error, call)):
         error.hint = unfitting
-    if (fault := misfit_behind(error, call, known)) is not None:
-        note_misfit(error, fault)
+    fault = misfit_behind(error, call, known)
+    return error if fault is None else of_arguments(error, fault)
 
 
-def note_misfit(error: BaseException, fault: str) -> None:
-    """Add to an error of a call how the call differs from those that went well."""
+def of_arguments(error: Exception, fault: str) -> Exception:
+    """An error with how the call differs from those that went well: a SignatureError that is of the kind of the error, too."""
     said = f"no call before had such arguments: {fault}"
-    if isinstance(error, MonographError):
-        error.hint = "; ".join(filter(None, [error.hint, said]))
-    else:
-        error.add_note(said)
+    if not isinstance(error, MonographError):
+        return _kind_of_both(type(error))(str(error), where=user_place_of(error), hint=said)
+    error.hint = "; ".join(filter(None, [error.hint, said]))
+    error.__class__ = _kind_of_both(type(error))
+    return error
+
+
+_kinds: Final[dict[type[Exception], type[SignatureError]]] = {}  # remembered for each kind of error
+
+
+def _kind_of_both(kind: type[Exception]) -> type[SignatureError]:
+    """The same kind of error that is a SignatureError, too."""
+    if kind not in _kinds:
+        _kinds[kind] = _made_of_both(kind)
+    return _kinds[kind]
+
+
+def _made_of_both(kind: type[Exception]) -> type[SignatureError]:
+    if issubclass(kind, SignatureError):
+        return kind
+    is_ours = issubclass(kind, MonographError)
+    bases = (kind, SignatureError) if is_ours else (SignatureError, kind)
+    try:
+        return type(
+            kind.__name__ if is_ours else "SignatureError", bases, {"__module__": SignatureError.__module__}
+        )
+    except TypeError:  # C has made it, and its objects have another layout
+        return SignatureError
 
 
 def _of_padding(error: MonographError, call: Call) -> str:

@@ -10,7 +10,7 @@ from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, compile_step
 from monograph.errors import CaptureError, MonographError, first_line
 from monograph.internals.internals import Internals
-from monograph.internals.misfit import misfit_behind, note_misfit
+from monograph.internals.misfit import misfit_behind, of_arguments
 from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call
 from monograph.runtime.custom_ops import WrongDescription
@@ -49,7 +49,7 @@ def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) 
         if isinstance(error, WrongDescription):
             raise CaptureError(str(error), where=error.where, hint=_MEND_KERNEL) from None
         if (fault := misfit_behind(error, call, cache.signatures())) is not None:
-            note_misfit(error, fault)
+            raise of_arguments(error, fault) from error
         raise error from None
     return again
 
