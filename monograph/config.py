@@ -75,7 +75,7 @@ class GraphConfig(NamesNear):
         """Run build() under autocast; `backward()` and the optimizers are outside of it."""
         if not isinstance(mode, bool):
             raise DefinitionError(
-                f"enable_amp({shown(mode)}): that is neither on nor off", hint="write enable_amp(dtype=...)"
+                f"enable_amp({shown(mode)}): the first argument says on or off", hint="pass dtype=..."
             )
         if dtype not in (torch.float16, torch.bfloat16):
             raise DefinitionError(
