@@ -84,7 +84,7 @@ def test_a_step_that_fixes_its_sizes_is_planned_at_each() -> None:
         assert total(found) <= memory < total(found + 1)
 
 
-@pytest.mark.parametrize("memory", [0, -1, float("nan"), float("inf"), "16 GiB", True, None])
+@pytest.mark.parametrize("memory", [0, -1, float("nan"), float("inf"), "16 GiX", "GiB", True, None])
 def test_what_is_no_number_of_bytes_is_refused(memory: Any) -> None:
     with pytest.raises(mg.DefinitionError, match="no number of bytes"):
         Classifier().max_batch(*forms(1), memory=memory)
