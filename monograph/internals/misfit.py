@@ -51,7 +51,8 @@ def of_arguments(error: Exception, fault: str) -> Exception:
     """An error with how the call differs from those that went well: a SignatureError that is of the kind of the error, too."""
     said = f"no call before had such arguments: {fault}"
     if not isinstance(error, MonographError):
-        return _kind_of_both(type(error))(str(error), where=user_place_of(error), hint=said)
+        noted = "; ".join([said, *getattr(error, "__notes__", ())])
+        return _kind_of_both(type(error))(str(error), where=user_place_of(error), hint=noted)
     error.hint = "; ".join(filter(None, [error.hint, said]))
     error.__class__ = _kind_of_both(type(error))
     return error
