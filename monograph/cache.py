@@ -287,8 +287,8 @@ def _with_writer(builds: Sequence[Build], reason: Reason) -> Reason:
     """A reason with the line of build() that gives this place its value, if a step of one of these does."""
     writing = [build for build in builds if reason.place and reason.place in build.captured.places_written()]
     name = reason.place.rpartition(".")[2]
-    lines = [line for build in writing for line in lines_that_store(build.guards.sources, name)]
-    return reason.followed_by(f", which {lines[0]} writes") if len(lines) == 1 else reason
+    lines = {line for build in writing for line in lines_that_store(build.guards.sources, name)}
+    return reason.followed_by(f", which {lines.pop()} writes") if len(lines) == 1 else reason
 
 
 def _of_key(known: Key, now: Key) -> Iterator[Reason]:

@@ -48,7 +48,9 @@ def autograd_inside() -> Iterator[None]:
         yield
 
 
-_ENGINE: CodeType = torch.autograd.graph._engine_run_backward.__code__
+_ENGINE: CodeType | None = getattr(
+    getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None
+)
 
 
 def adding_node() -> int | None:
@@ -57,11 +59,12 @@ def adding_node() -> int | None:
     It may also be the node that adds, by the C++ code of its formula; -1 where the node gives several gradients of one value,
     which autograd has to add. None where Python code adds. To be called two calls below the `__torch_dispatch__` that is given the op.
 
-    What: the node that runs, and the frame in which autograd begins. Why: in place it adds under no trace. Degraded path: none.
+    What: the node that runs, and the frame in which autograd begins. Why: in place it adds under no trace. Degraded
+    path: no sum is known, and steps with images of one pixel may have other last bits.
     """
     node = None if torch.is_grad_enabled() else torch._C._current_autograd_node()
     caller = None if node is None else sys._getframe(3).f_back
-    if node is None or caller is None or caller.f_code is not _ENGINE:
+    if node is None or caller is None or _ENGINE is None or caller.f_code is not _ENGINE:
         return None
     following = [item for item in node.next_functions if item[0] is not None]
     return int(node._sequence_nr()) if len(set(following)) == len(following) else -1

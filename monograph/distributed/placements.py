@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from monograph.compat.distributed.groups import has_group, mesh_over, num_processes, why_no_mesh
+from monograph.compat.distributed.groups import NoMesh, has_group, mesh_over, num_processes
 from monograph.errors import DistributedError
 
 Ranks = int | Sequence[int] | Sequence[Sequence[int]] | Mapping[int, Sequence[int]]
@@ -70,12 +70,13 @@ class placement:  # OneFlow's name
                 f"{self!r} in a process without a group",
                 hint="call torch.distributed.init_process_group() first",
             )
-        if why := why_no_mesh(self._ranks):
+        try:
+            return mesh_over(self.type, self._ranks)
+        except NoMesh as why:
             raise DistributedError(
                 f"{self!r} has ranks that do not ascend, and {why}",
                 hint="let ranks ascend along each dimension, and leave out dimensions of one rank",
-            )
-        return mesh_over(self.type, self._ranks)
+            ) from None
 
     def __iter__(self) -> Iterator[int]:
         return _flat(self._ranks)

@@ -236,27 +236,29 @@ def _in_kernels(
 
 def not_repeatable(build: Build, inputs: Sequence[Any]) -> FirstDifference | None:
     """The first op that torch does not know and that differs from itself, where rounding would hide what it does."""
-    program = build.stages[0].program
-    custom = {
-        node.name for node in program.graph.nodes if is_custom(node.target) and not communicates(node.target)
-    }
+    walk = Walk(build.stages[0].program, inputs)
+    custom = [node for node in walk.nodes if is_custom(node.target)]
     if not custom:
         return None
-    walk = Walk(program, inputs)
     walk.run()
-    for node in (item for item in walk.nodes if item.name in custom):
-        if _blamed("", walk, node):
-            one, other = (walk.once_more(node) for _ in range(2))
-            return _difference(node, NOT_REPEATABLE, node.name, summary(one), summary(other))
+    for node in custom:
+        if (twice := _unlike(walk, node)) is not None:
+            one, other = map(summary, twice)
+            return _difference(node, NOT_REPEATABLE, node.name, one, other)
     return None
 
 
 def _blamed(cause: str, walk: Walk, node: fx.Node) -> str:
     """The cause of a difference at an op that a walk has run; the op itself if it differs from itself."""
+    return cause if _unlike(walk, node) is None else NOT_REPEATABLE
+
+
+def _unlike(walk: Walk, node: fx.Node) -> tuple[Any, Any] | None:
+    """What an op gives when it runs twice, if that differs. Collectives do not run again: other processes would wait."""
     if node.op != "call_function" or communicates(node.target) or not is_defined(node):
-        return cause
-    one, other = (tensors_in(walk.once_more(node)) for _ in range(2))
-    return cause if all(map(same_bits, one, other)) else NOT_REPEATABLE
+        return None
+    one, other = (walk.once_more(node) for _ in range(2))
+    return None if all(map(same_bits, tensors_in(one), tensors_in(other))) else (one, other)
 
 
 # --- in words --------------------------------------------------------------------------------------------------------

@@ -16,19 +16,23 @@ from monograph.state.find import Owned, RegisteredOptimizer
 
 def check_gradients(registered: RegisteredOptimizer, *, were_there: bool) -> None:
     """Raise OptimizerError if an automatic optimizer has nothing to step with; `were_there` if a backward() had given it that."""
-    if all(parameter.grad is None for parameter in registered.parameters):
-        if were_there:
-            raise OptimizerError(
-                f"{registered.name} ({type(registered.optimizer).__name__}) has no gradient to step with: "
-                "build() takes away those that backward() has made, by zero_grad() or by setting p.grad to None",
-                hint="leave zero_grad() out of build(): each step of the graph begins without gradients; or call it "
-                "before loss.backward()",
-            )
-        raise OptimizerError(
-            f"{registered.name} ({type(registered.optimizer).__name__}) has no gradient to step with: "
-            "build() did not call backward() on a loss that depends on its parameters",
-            hint="call loss.backward() in build(), or do not add the optimizer",
+    if any(parameter.grad is not None for parameter in registered.parameters):
+        return
+    why, hint = (
+        (
+            "build() takes away those that backward() has made, by zero_grad() or by setting p.grad to None",
+            "leave zero_grad() out of build(): each step of the graph begins without gradients; or call it before loss.backward()",
         )
+        if were_there
+        else (
+            "build() did not call backward() on a loss that depends on its parameters",
+            "call loss.backward() in build(), or do not add the optimizer",
+        )
+    )
+    raise OptimizerError(
+        f"{registered.name} ({type(registered.optimizer).__name__}) has no gradient to step with: {why}",
+        hint=hint,
+    )
 
 
 def check_not_stepped(registered: RegisteredOptimizer, steps: Mapping[str, int]) -> None:

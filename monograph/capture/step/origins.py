@@ -81,8 +81,9 @@ class OriginRecorder:
         def create_node(*args: Any, **kwargs: Any) -> fx.Node:
             node: fx.Node = create(*args, **kwargs)
             if node.op in ("call_function", "call_method"):
-                set_origin(node, self.now())
-                if (number := backward_sequence_number()) is not None:
+                number = backward_sequence_number()
+                set_origin(node, self._now(number))
+                if number is not None:
                     self.makers[node] = number
                 self._observer.op(node)
             if looks_at_grad_mode(node.target):
@@ -91,11 +92,10 @@ class OriginRecorder:
 
         tracer.create_node = create_node
 
-    def now(self) -> Origin:
-        """The origin of an op that is recorded at this moment."""
+    def _now(self, number: int | None) -> Origin:
+        """The origin of an op that is recorded at this moment, for the node of backward with this number if there is one."""
         if self.doing is not None:
             return self._remember(self._at(sys._getframe(2), *self.doing))
-        number = backward_sequence_number()
         if number is not None:
             self._saw_backward = True
             return self._remember(self._inherit(number, sys._getframe(2)))

@@ -62,7 +62,7 @@ class OpChoices:
     """Which ops a trace records where there are several for one thing."""
 
     keeps_layers: bool = True  # recurrent layers that torch unrolls are one op each
-    sums_in_place: frozenset[int] = frozenset()  # the sums of gradients that change the first one
+    sums_in_place: frozenset[int] = frozenset()  # sums of gradients that are laid out as the first one
 
 
 class ReplacedFunctions:

@@ -98,7 +98,7 @@ def _known_to_torch(device: str) -> str:
 def mesh_over(device: str, ranks: tuple[Any, ...]) -> Any:
     """The mesh of these ranks, which may be nested; one object for the life of a process group.
 
-    All processes have to ask for it the first time.
+    All processes have to ask for it the first time. Raises NoMesh.
     """
     return _mesh_over(device, ranks, ref(whole_group()))
 
@@ -110,13 +110,17 @@ def _mesh_over(device: str, ranks: tuple[Any, ...], _world: Any) -> Any:
     device_mesh = importlib.import_module("torch.distributed.device_mesh")
     if _is_in_order(torch.tensor(ranks)):
         return device_mesh.DeviceMesh(device, ranks)
+    if why := _why_no_mesh(ranks):
+        raise NoMesh(why)
     return _mesh_in_any_order(device_mesh, device, ranks)
 
 
-def why_no_mesh(ranks: tuple[Any, ...]) -> str:
-    """Why torch can make no mesh of these ranks; "" if it can. Its groups sort their ranks, unless they are asked not to."""
-    if _is_in_order(torch.tensor(ranks)):
-        return ""
+class NoMesh(Exception):
+    """Why torch can make no mesh of ranks that do not ascend."""
+
+
+def _why_no_mesh(ranks: tuple[Any, ...]) -> str:
+    """The same; "" if it can. Its groups sort their ranks, unless they are asked not to."""
     if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
         return f"torch {torch.__version__} sorts the ranks of a group"
     shape = torch.tensor(ranks).shape
@@ -136,7 +140,7 @@ def _mesh_in_any_order(device_mesh: Any, device: str, ranks: tuple[Any, ...]) ->
     """A mesh whose groups have the order of its ranks.
 
     What: `new_group(sort_ranks=False)`, where the mesh makes its groups. Why: else it sorts the ranks of each, and DTensor's collectives
-    take parts for those of other ranks. Degraded path: `why_no_mesh` says so.
+    take parts for those of other ranks. Degraded path: NoMesh.
     """
     original = dist.new_group
     in_order = partial(original, sort_ranks=False)

@@ -67,8 +67,7 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     ours |= {op: partial(_for_known_sizes, op, table[op]) for op in _FOR_KNOWN_SIZES if op in table}
     ours[torch.ops.monograph.linear.default] = _linear
     ours[torch.ops.monograph.apart.default] = partial(_apart, table[torch.ops.aten.clone.default])
-    if hasattr(torch.ops.monograph, "laid_out"):
-        ours[torch.ops.monograph.laid_out.default] = lambda x, _like: table[torch.ops.aten.clone.default](x)
+    ours[torch.ops.monograph.laid_out.default] = lambda x, _like: table[torch.ops.aten.clone.default](x)
     ours[torch.ops.monograph.update.default] = partial(_updated, table[torch.ops.aten.clone.default])
     for name in KERNELS:
         op = getattr(torch.ops.monograph, name.removeprefix("monograph::")).default

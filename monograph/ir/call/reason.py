@@ -47,12 +47,13 @@ class Cause(Enum):
     OTHER = auto()
 
 
+FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType, partial)
 _KINDS: Final[tuple[tuple[str, tuple[type, ...]], ...]] = (
     ("None", (type(None),)),
     ("bool", (bool,)),
     ("number", (int, float, complex)),
     ("text", (str, bytes)),
-    ("function", (FunctionType, MethodType, BuiltinFunctionType, partial)),
+    ("function", FUNCTIONS),
     ("tensor", (torch.Tensor,)),
     ("option", (torch.dtype, torch.device, torch.layout, torch.memory_format)),
 )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Final
+from types import MethodType
 
 import torch
 
 from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.tensors import is_transformed
 from monograph.errors import GraphBoundaryError, SignatureError
+from monograph.ir.call.reason import FUNCTIONS
 from monograph.ir.call.sparse import HELD
-
-_FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType, partial)
 
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
@@ -70,7 +67,7 @@ def _last_name(path: str) -> str:
 
 def refuse(leaf: object, path: str) -> None:
     kind = type(leaf)
-    if kind in _FUNCTIONS:
+    if kind in FUNCTIONS:
         raise SignatureError(
             f"argument {path} is a {'method' if kind is MethodType else 'function'}, which a graph cannot take",
             hint=f"put it on the graph once, before the first call, as in self.{_last_name(path)} = ..., and call it there "

@@ -369,20 +369,21 @@ def test_sparse_gradients_of_an_embedding(kind):
     assert kind == "Adagrad" or len(graph.builds) == 1
 
 
+class SumStep(mg.Graph):
+    def __init__(self, model, optimizer):
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer)
+
+    def build(self, batch):
+        self.model(batch).sum().backward()
+
+
 def test_first_state_of_a_sparse_gradient_is_refused():
     model, optimizer, (batch,) = embedded(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1)
 
-    class Step(mg.Graph):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-            self.add_optimizer(optimizer)
-
-        def build(self, batch):
-            self.model(batch).sum().backward()
-
     with pytest.raises(mg.OptimizerError, match=r"first state for model\.weight from a sparse gradient"):
-        Step()(batch)
+        SumStep(model, optimizer)(batch)
 
 
 @pytest.mark.parametrize(
@@ -400,17 +401,8 @@ def test_first_state_of_a_sparse_gradient_is_refused():
 def test_optimizers_that_take_no_sparse_gradients_say_what_to_do(make, hint):
     model, optimizer, (batch,) = embedded(make, 1)
 
-    class Step(mg.Graph):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-            self.add_optimizer(optimizer)
-
-        def build(self, batch):
-            self.model(batch).sum().backward()
-
     with pytest.raises(mg.CaptureError) as caught:
-        Step()(batch)
+        SumStep(model, optimizer)(batch)
     assert hint in caught.value.hint
     assert "closure" not in caught.value.hint
 

@@ -29,9 +29,8 @@ class GradientSums:
 
     def __init__(self, in_place: Collection[int] = ()) -> None:
         self._in_place = in_place
-        self._made: list[
-            tuple[fx.Node | None, int]
-        ] = []  # and the node of backward that may have added itself
+        # with each the node of backward that may have added itself
+        self._made: list[tuple[fx.Node | None, int]] = []
 
     def answer(
         self, tracer: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
