@@ -69,7 +69,7 @@ class GraphConfig(NamesNear):
 
     def keep_gradients(self, mode: bool = True) -> None:
         """Leave eager's gradients in `p.grad` after a step."""
-        self.settings = replace(self.settings, keep_gradients=mode)
+        self.settings = replace(self.settings, keep_gradients=_switch(mode))
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
         """Run build() under autocast; `backward()` and the optimizers are outside of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from monograph.compat.distributed.groups import num_processes
-from monograph.errors import ConfigError, DistributedError
+from monograph.errors import ConfigError, DistributedError, shown
 
 STAGES_DIM: Final = "pp"  # what users of torch call the dimension of stages
 EXAMPLE: Final = 'enable_data_parallel(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")))'
@@ -27,7 +27,7 @@ def check_mesh(mesh: Any) -> None:
         )
     if mesh is not None and getattr(mesh, "ndim", 0) != 1 and not has_stages(mesh):
         raise ConfigError(
-            f"enable_data_parallel(mesh={mesh!r}): a DeviceMesh of one dimension is needed, or of two with one that is named "
+            f"enable_data_parallel(mesh={shown(mesh)}): a DeviceMesh of one dimension is needed, or of two with one that is named "
             f"{STAGES_DIM!r}",
             hint='pass one dimension of a larger one: mesh["dp"]',
         )
