@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -12,18 +12,17 @@ import torch
 from monograph.capture.effects.python_objects.changed_numbers import moved_numbers
 from monograph.capture.effects.python_objects.number_places import Place
 from monograph.capture.guards.own_places import OwnPlaces
-from monograph.capture.guards.reasons import changed
 from monograph.capture.guards.sources.stores import lines_that_store
+from monograph.capture.trace import outside_of_traces
 from monograph.compiler import Build
-from monograph.ir.call.differences import change_text
 from monograph.ir.call.forms import CallForms
 from monograph.ir.call.misfit import misfit
-from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
+from monograph.ir.call.modes import key_reasons
 from monograph.ir.call.reason import Cause, Reason, joined, of_owned
 from monograph.ir.call.signature import NO_KEY, Call, Key, Signature
 from monograph.ir.call.varying import Varying
 from monograph.ir.port import FREE
-from monograph.settings import DynamicSize, Settings, shown_setting
+from monograph.settings import DynamicSize, Settings
 
 _NEWEST = 16  # builds whose flat check is tried before a call is read
 _KEPT_PER_KEY = 8  # builds that differ in guards alone: a swap back and forth finds its build again
@@ -46,6 +45,7 @@ class BuildCache:
     )  # numbers of builds, in the order of their last steps
     num_dropped: int = 0  # to make room
 
+    @outside_of_traces
     def find(self, call: Call) -> Build | None:
         """The build that fits a call, after a closer look than the check of each call."""
         self.part_own(call)
@@ -73,6 +73,7 @@ class BuildCache:
         """Why a size of a call is a number, as an earlier capture has found; empty if none has."""
         return self.forms.why_static(call, {**self._live, **self._let_go}.keys(), sizes=sizes)
 
+    @outside_of_traces
     def find_beside(self, build: Build, call: Call) -> Build | None:
         """Another build that fits, and that is found first from now on: this one cannot run the call."""
         builds = next(builds for builds in self._live.values() if build in builds)
@@ -113,6 +114,7 @@ class BuildCache:
     def _found(self, call: Call) -> Build | None:
         return next(filter(None, map(self._found_by_key, self._taken(call))), None)
 
+    @outside_of_traces
     def serving_but_for_ones(self, call: Call) -> tuple[Call, list[tuple[Call, Build]]]:
         """A call with numbers for sizes of one and names for the others, and as the builds know it that would serve it otherwise."""
         for taken in self.forms.of(call):
@@ -143,7 +145,8 @@ class BuildCache:
                     return build
         return None
 
-    def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
+    @outside_of_traces
+    def made_for(self, settings: Settings, version: int) -> list[tuple[Signature, Build]]:
         """The builds for these settings, those whose guards hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
         for build in self.living():
@@ -155,8 +158,9 @@ class BuildCache:
             if (key.settings, key.version) == (settings, version)
             for build in builds
         ]
-        yield from sorted(found, key=lambda item: (not item[1].guards.hold_by_value(), -order[id(item[1])]))
+        return sorted(found, key=lambda item: (not item[1].guards.hold_by_value(), -order[id(item[1])]))
 
+    @outside_of_traces
     def keep(self, key: Key, build: Build) -> None:
         """Add a build. Builds on tensors that are no longer the state let go of them."""
         self._follow(build.guards.tensors)
@@ -170,6 +174,7 @@ class BuildCache:
         self._own.add(build.captured.own)
         self.has_own |= bool(build.captured.own)
 
+    @outside_of_traces
     def let_go(self) -> set[int]:
         """Drop builds whose guards fail and that hold objects which the step knows weakly; gives their ids."""
         dropped = set[int]()
@@ -260,6 +265,7 @@ class BuildCache:
         """The signatures that have builds."""
         return [key.signature for key in self._live]
 
+    @outside_of_traces
     def reason(self, call: Call) -> Reason:
         """Why no build fits this call, as a sentence."""
         if not self.all:
@@ -278,7 +284,7 @@ class BuildCache:
                 yield [self._let_go[taken.key]]
         for known in reversed(self._live):
             if known.signature[:3] == call.key.signature[:3]:
-                yield list(_of_key(known, call.key))
+                yield list(key_reasons(known, call.key))
         if (difference := misfit(call, self.signatures())) is not None:
             yield [difference.followed_by(self.forms.staying.about(call, difference))]
 
@@ -291,34 +297,10 @@ def _with_writer(builds: Sequence[Build], reason: Reason) -> Reason:
     return reason.followed_by(f", which {lines.pop()} writes") if len(lines) == 1 else reason
 
 
-def _of_key(known: Key, now: Key) -> Iterator[Reason]:
-    """What besides the arguments is other in a key."""
-    if known.version != now.version:
-        yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
-    if known.settings != now.settings:
-        yield from _settings_changed(known.settings, now.settings)
-    for what, old, new in zip(MODE_NAMES, known.signature[3], now.signature[3], strict=False):
-        if old != new:
-            values = what not in WITHOUT_VALUES
-            text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
-            yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
-
-
 def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:
     for builds in lists:
         if build in builds:
             builds.remove(build)
-
-
-def _settings_changed(before: Settings, now: Settings) -> Iterator[Reason]:
-    for name in [item.name for item in fields(Settings) if item.compare]:
-        old, new = getattr(before, name), getattr(now, name)
-        if old != new:
-            values = f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}"
-            message = change_text("the configuration", *values) or changed(
-                f"{name} of the configuration", old, new
-            )
-            yield Reason(message, Cause.SETTING, name)
 
 
 def _release(build: Build) -> None:

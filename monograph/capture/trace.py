@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Final
+from functools import partial, wraps
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 
@@ -49,7 +49,20 @@ WITH_VALUES: Final = (
     "on copies of the real tensors, which is normal for ops whose results torch cannot describe beforehand"
 )
 LOGGER = logging.getLogger("monograph")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 TRACE_LOCK = threading.RLock()  # torch's tracing state is per process in places: one trace at a time
+
+
+def outside_of_traces(look: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Run it while no other thread traces: functions of torch are others then, which guards would find changed."""
+
+    @wraps(look)
+    def looking(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with TRACE_LOCK:
+            return look(*args, **kwargs)
+
+    return looking
 
 
 def capture(request: Request) -> Captured:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.capture.trace import LOGGER
+from monograph.capture.trace import LOGGER, outside_of_traces
 from monograph.compat.amp import without_autocast
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build
@@ -97,7 +97,7 @@ class FrequentSizes:
         if candidate is None or not self._is_compiled(candidate, leaves):
             return build
         call = by_numbers(self._graph.cache.known_as(read(), build))  # ints that move go on doing so
-        if not candidate.build.fits(call):  # something has changed since its capture
+        if not outside_of_traces(candidate.build.fits)(call):  # something has changed since its capture
             del self._candidates[shapes], self._spent[shapes]
             return build
         if len(candidate.seconds) < _TIMED:

@@ -134,7 +134,7 @@ class Internals:
             raise DefinitionError(f"{self.name} has no build yet", hint="call it, or compile(), first")
         return self.cache.all[-1]
 
-    def present_builds(self) -> Iterator[tuple[Signature, Build]]:
+    def present_builds(self) -> list[tuple[Signature, Build]]:
         """The builds for what is held and set now, with what their calls must match; those that still hold first."""
         return self.cache.made_for(self.settings, self.registry.version)
 

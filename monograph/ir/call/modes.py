@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ import torch
 from monograph.compat.global_state import MODES
 from monograph.compat.modes import foreign_function_mode
 from monograph.errors import GraphBoundaryError
+from monograph.ir.call.differences import change_text
+from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Key, first_equal, read_call
-from monograph.settings import Settings
+from monograph.settings import Settings, shown_setting
 
-WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
-MODE_NAMES = (*WITHOUT_VALUES, *(row.name for row in MODES))
+_WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
+MODE_NAMES = (*_WITHOUT_VALUES, *(row.name for row in MODES))
 
 
 def read_with_key(
@@ -56,3 +59,25 @@ def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
     gradients = [p.grad for p in parameters]
     forms = tuple(None if g is None else (g.shape, g.stride(), g.dtype, g.device) for g in gradients)
     return (*forms, first_equal([0 if g is None else id(g) for g in gradients]))
+
+
+def key_reasons(known: Key, now: Key) -> Iterator[Reason]:
+    """What besides the arguments is other in a key."""
+    if known.version != now.version:
+        yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
+    if known.settings != now.settings:
+        yield from _settings_changed(known.settings, now.settings)
+    for what, old, new in zip(MODE_NAMES, known.signature[3], now.signature[3], strict=False):
+        if old != new:
+            values = what not in _WITHOUT_VALUES
+            text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
+            yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
+
+
+def _settings_changed(before: Settings, now: Settings) -> Iterator[Reason]:
+    for name in [item.name for item in fields(Settings) if item.compare]:
+        old, new = getattr(before, name), getattr(now, name)
+        if old != new:
+            values = f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}"
+            text = change_text("the configuration", *values) or f"{name} of the configuration changed"
+            yield Reason(text, Cause.SETTING, name)

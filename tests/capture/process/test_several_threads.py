@@ -81,6 +81,29 @@ def test_threads_share_one_graph():
     assert len(step.builds) == 1
 
 
+def test_a_capture_in_one_thread_is_no_reason_for_a_build_in_another():
+    """While a thread traces, functions of torch are others: the guards of no graph look at them then."""
+    step, others, stop = graph(forward, model=linear()), [], threading.Event()
+    x = inputs(1, 5, 4)[0]
+    step(x)
+
+    def capture() -> None:
+        while not stop.is_set() and len(others) < 200:
+            others.append(graph(forward, model=linear(1)))
+            others[-1](x)
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    try:
+        while len(others) < 4:
+            step(x)
+            step.model.train(not step.model.training)  # looks for the build again
+    finally:
+        stop.set()
+        thread.join()
+    assert len(step.builds) <= 2, [str(build.reason) for build in step.builds]
+
+
 def test_dropout_in_another_thread_is_no_reseeding():
     """Captures look at torch's one random generator, which other threads may be drawing from."""
     stop = threading.Event()
