@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -214,6 +215,34 @@ def test_a_scheduler_that_is_stepped_twice_is_told(make: Callable[[Any], Any]) -
         for _ in range(4):
             step(X)
             scheduler.step()
+
+
+class StepsScheduler(mg.Graph):
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.model = Model()
+        self.scheduler = make(self.add_optimizer(sgd(self.model)))
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        plateau = isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau)
+        self.scheduler.step(*([loss] if plateau else []))
+        return loss
+
+
+@pytest.mark.parametrize(
+    "make", [*SCHEDULERS.values(), lr_scheduler.ReduceLROnPlateau], ids=[*SCHEDULERS, "plateau"]
+)
+def test_a_scheduler_that_build_steps_before_the_update_is_refused(make: Callable[[Any], Any]) -> None:
+    step = StepsScheduler(make)
+    before = copy.deepcopy((step.scheduler.state_dict(), step.scheduler.optimizer.state_dict()))
+    with pytest.raises(mg.OptimizerError, match="which the graph steps after build") as caught:
+        step(X)
+    assert "add_optimizer(optimizer, lr_scheduler=scheduler)" in caught.value.hint
+    assert before == (step.scheduler.state_dict(), step.scheduler.optimizer.state_dict())
+    step.scheduler.optimizer.step()
+    step.scheduler.step(*([1.0] if make is lr_scheduler.ReduceLROnPlateau else []))
 
 
 @pytest.mark.one_case

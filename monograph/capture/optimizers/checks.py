@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
+
+from monograph.capture.optimizers.scalers import foreign_scalers_refused
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.distributed.tensors import is_sharded
+from monograph.compat.patching import in_this_thread, replace
 from monograph.errors import CaptureError, MonographError, OptimizerError, first_line
 from monograph.ir.port import Role
 from monograph.settings import Settings
@@ -43,6 +47,38 @@ def check_not_stepped(registered: RegisteredOptimizer, steps: Mapping[str, int])
             "build(): each call would update twice",
             hint="leave step() out of build(), or add the optimizer with manual=True",
         )
+
+
+@contextmanager
+def steps_refused(owned: Owned) -> Iterator[None]:
+    """Inside, steps in this thread that would come at a wrong time raise: of a scaler or a scheduler that are not build()'s to step."""
+    stepped_later = {id(item.optimizer): item for item in owned.optimizers if not item.manual}
+    classes = [cls for cls in _with_subclasses(LRScheduler) if "step" in vars(cls)] if stepped_later else []
+
+    def unless_later(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            if (found := stepped_later.get(id(getattr(scheduler, "optimizer", None)))) is not None:
+                raise OptimizerError(
+                    f"build() calls step() of a {type(scheduler).__name__} of {found.name}, which the graph steps after build(): "
+                    "the update would already have the next learning rate",
+                    hint="to step it after each update: add_optimizer(optimizer, lr_scheduler=scheduler); or call "
+                    "scheduler.step() after the graph, as at the end of an epoch",
+                )
+            return original(scheduler, *args, **kwargs)
+
+        return in_this_thread(run, original)
+
+    with foreign_scalers_refused(owned.scaler), ExitStack() as stack:
+        for cls in classes:
+            replace(stack, cls, "step", unless_later(vars(cls)["step"]))
+        yield
+
+
+def _with_subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    below: type
+    for below in cls.__subclasses__():
+        yield from _with_subclasses(below)
 
 
 def check_groups(registered: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> None:

@@ -25,9 +25,9 @@ from monograph.capture.guards.sources.same_objects import Comparisons, RealObjec
 from monograph.capture.numbers.known import known_value
 from monograph.capture.numbers.moving import value_of
 from monograph.capture.numbers.python_functions import functions_know_numbers
-from monograph.capture.optimizers.checks import check_steps, check_trainable
+from monograph.capture.optimizers.checks import check_steps, check_trainable, steps_refused
 from monograph.capture.optimizers.rules import StepRules
-from monograph.capture.optimizers.scalers import foreign_scalers_refused, step_or_skip
+from monograph.capture.optimizers.scalers import step_or_skip
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.process.threads import OtherThreads
@@ -255,7 +255,7 @@ class TracedStep:
         for registered in owned.optimizers:
             self.optimizers.take_over(registered)
         stack.enter_context(self._rules.hold())
-        stack.enter_context(foreign_scalers_refused(owned.scaler))
+        stack.enter_context(steps_refused(owned))
         if is_dynamic_scaler(owned.scaler):
             stack.enter_context(replaced(owned.scaler, ASKING_STEP, step_or_skip))
 
