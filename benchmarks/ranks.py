@@ -4,7 +4,8 @@
 
 Each process has one thread, over gloo. All sides of a workload run in the same two processes, in turn, a step each; the time
 is the median over rounds of the slower process. `tracked` is the most bytes of tensors that a step holds above those between
-steps, `planned` what Monograph says before it runs.
+steps, in the process that is ahead of the other one, where each collective lasts until it is waited for: what Gloo copies for it
+is given back when it ends. `planned` is what Monograph says before it runs.
 
 With `--hidden` collectives take 20 ms each, in a thread that sleeps: what share of that does a step not take longer? Beside it stands what
 `graph.plan().predict()` says, given the time that the step takes without any.
@@ -126,10 +127,18 @@ def measured(workload: Workload, asked: argparse.Namespace) -> Figures:
             step()
             step()
 
-        most = min(most_allocated(two, everywhere=True) or 0 for _ in range(3))  # threads of the group lag
-        found[side] = statistics.median(seconds[side]), most, planned
-        dist.barrier()
+        most = [_held(two, ahead=rank == dist.get_rank(), seconds=4 * max(seconds[side])) for rank in (0, 1)]
+        found[side] = statistics.median(seconds[side]), most[dist.get_rank()], planned
     return found
+
+
+def _held(run: Callable[[], Any], *, ahead: bool, seconds: float) -> int:
+    """The most bytes that a run holds. The process that is behind begins so much later, and stays behind."""
+    dist.barrier()
+    time.sleep(0 if ahead else seconds)
+    held = most_allocated(run, everywhere=True) or 0
+    dist.barrier()
+    return held
 
 
 def hidden(workload: Workload, asked: argparse.Namespace) -> Figures:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.distributed.programs.collectives import read_by
+from monograph.distributed.programs.collectives import held_for, read_by
 from monograph.ir.meta import computes
 from monograph.plan.alias import Aliases, Storage
 
@@ -34,7 +34,7 @@ def frees(
     for node in graph.nodes:
         if computes(node):
             last_reader[node] = node
-        for needed in read_by(node) if node.op != "output" else _returned(node, kept):
+        for needed in held_for(node) if node.op != "output" else _returned(node, kept):
             if computes(needed):
                 last_reader[needed] = node
     dead: dict[str, list[str]] = {}

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from monograph.compat.distributed.ops import communicates, reads_until_awaited, waits
+from monograph.distributed.programs.collectives import has_a_copy
 from monograph.errors import PlanError
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, metas, value
@@ -74,6 +75,7 @@ class Simulation:
         self._writes: dict[str, list[int]] = {}
         self._coming: dict[Block, str] = {}  # what a collective is still to leave there
         self._sent: dict[str, Tensors] = {}  # what collectives go on reading, by their names
+        self._copied: set[str] = set()  # those of them that read a copy
         for index, place in self.plan.in_place.items():
             self._writes.setdefault(place.early, []).append(index)
 
@@ -123,6 +125,7 @@ class Simulation:
             if reads_until_awaited(node.target):
                 arguments = dict.fromkeys(tensor_arguments(node))
                 self._sent[node.name] = [view for item in arguments for view in self._values[item.name]]
+                self._copied |= {node.name} if has_a_copy(node) else set()
 
     def _check_sent(self, collective: str, wait: str) -> None:
         for place in (place for view in self._sent.get(collective, ()) for place in view.places()):
@@ -130,7 +133,7 @@ class Simulation:
                 raise PlanError(
                     f"{place.block.writer} has overwritten what {collective} reads until {wait} is done"
                 )
-            if not (place.block.holders or place.block.of_caller):
+            if not (place.block.holders or place.block.of_caller or collective in self._copied):
                 raise PlanError(f"what {collective} reads until {wait} is done is freed before")
 
     # --- what a node makes ---------------------------------------------------------------------------------------

@@ -24,15 +24,17 @@ from tests.support.programs import Sketch, aten
 
 c10d = torch.ops._c10d_functional
 GATHER, REDUCE, WAIT = c10d.all_to_all_single.default, c10d.all_reduce.default, c10d.wait_tensor.default
+SCATTER = c10d.reduce_scatter_tensor.default
 
 
-def sent(*, late: bool = False) -> tuple[Program, dict[str, fx.Node]]:
+def sent(*, late: bool = False, scatter: bool = False) -> tuple[Program, dict[str, fx.Node]]:
     """y = x * x is sent; sin(y) or, with `late`, neg(y) is computed while it is on its way."""
     sketch = Sketch()
     x = sketch.input("x")
     w = sketch.input("model.w", Role.PARAM)
     y = sketch.op(aten.mul.Tensor, x, x)
-    begun = sketch.op(GATHER, y, [1, 1], [1, 1], "monograph/dp")
+    how = (SCATTER, y, "sum", 1) if scatter else (GATHER, y, [1, 1], [1, 1])
+    begun = sketch.op(*how, "monograph/dp")
     other = sketch.op(aten.sin.default, x if late else y)
     done = sketch.op(WAIT, begun)
     new = sketch.op(aten.add.Tensor, w, done, phase="update")
@@ -47,6 +49,14 @@ def test_what_a_collective_reads_is_freed_when_it_is_done():
     assert "sin" not in plan.frees
 
 
+def test_what_a_collective_has_copied_is_freed_when_it_begins():
+    program, _ = sent(late=True, scatter=True)
+    plan = make_plan(program)
+    check_plan(plan)
+    assert plan.frees["reduce_scatter_tensor"] == ("mul",)
+    assert plan.memory.peak_bytes == 3 * 24  # mul, its copy, and what will come; then sin in the place of mul
+
+
 def test_the_result_of_a_collective_is_counted_once():
     program, _ = sent()
     plan = make_plan(program)
@@ -55,8 +65,9 @@ def test_the_result_of_a_collective_is_counted_once():
     assert plan.memory.peak_bytes == 3 * 24  # mul, what comes for it, and sin
 
 
-def test_nothing_writes_over_what_a_collective_reads():
-    program, _ = sent()
+@pytest.mark.parametrize("scatter", [False, True])
+def test_nothing_writes_over_what_a_collective_reads(scatter):
+    program, _ = sent(scatter=scatter)
     assert not overwrites(program.graph, make_plan(program).aliases, apart=())
 
 
@@ -69,10 +80,12 @@ def test_an_early_free_is_found():
         check_plan(spoiled)
 
 
-def test_a_write_over_what_is_sent_is_found():
-    plan = make_plan(sent()[0])
+@pytest.mark.parametrize("scatter", [False, True])
+def test_a_write_over_what_is_sent_is_found(scatter):
+    plan = make_plan(sent(scatter=scatter)[0])
     spoiled = replace(plan, into={"sin": "mul"})
-    with pytest.raises(PlanError, match="sin has overwritten what all_to_all_single reads"):
+    name = "reduce_scatter_tensor" if scatter else "all_to_all_single"
+    with pytest.raises(PlanError, match=f"sin has overwritten what {name} reads"):
         check_plan(spoiled)
 
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from monograph.backends.python.entries import Invocation
 from monograph.backends.python.generated import over_text
+from monograph.distributed.programs.collectives import held_for
 from monograph.elementwise.updates import CompiledUpdate
 from monograph.ir.meta import computes, form, grad_mode, output_nodes
 from monograph.ir.printer import Spell, call_text, function_code, module_and_phase, spell_value
@@ -218,7 +219,7 @@ class _Variables:
         last: dict[str, int] = {}
         for index, call in enumerate(calls):
             for op in call.ops:
-                last |= {self.of(item): index for item in (op, *op.all_input_nodes)}
+                last |= {self.of(item): index for item in (op, *held_for(op))}
         dead: list[list[str]] = [[] for _ in calls]
         for name, index in last.items():
             if name not in kept:

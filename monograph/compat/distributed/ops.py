@@ -46,6 +46,15 @@ def reads_until_awaited(target: Any) -> bool:
     return communicates(target) and target._opname not in (*_COPY_FIRST, "wait_tensor")
 
 
+def reads_a_copy(target: Any, device: str) -> bool:
+    """True for collectives of a kind of device that read a copy, which they make before the op returns.
+
+    What: `reduce_scatter_tensor` of Gloo, in C++. Why: what such a collective is given need not be held until it is waited for. It is
+    not written over all the same: a group written in Python may hold the tensor itself. Degraded path: it is held for longer.
+    """
+    return device == "cpu" and communicates(target) and target._opname.startswith("reduce_scatter_tensor")
+
+
 def copied_by_gloo(target: Any, given: int, made: int) -> int:
     """The bytes of the copy with which Gloo does a collective, by those that it is given and those that it makes.
 

@@ -8,8 +8,13 @@ from typing import Any
 
 from torch import fx
 
-from monograph.compat.distributed.ops import communicates, reads_until_awaited, waits
-from monograph.ir.meta import computes
+from monograph.compat.distributed.ops import (
+    communicates,
+    reads_a_copy,
+    reads_until_awaited,
+    waits,
+)
+from monograph.ir.meta import computes, form
 from monograph.ir.program import Program
 
 
@@ -34,6 +39,18 @@ def read_by(node: fx.Node) -> Iterable[fx.Node]:
     if awaited is None or not reads_until_awaited(awaited.target):
         return node.all_input_nodes
     return (*node.all_input_nodes, *awaited.all_input_nodes)
+
+
+def held_for(node: fx.Node) -> Iterable[fx.Node]:
+    """The values that must be there while an op runs: what it reads, but for that of which a collective has a copy."""
+    awaited = awaited_by(node)
+    return node.all_input_nodes if awaited is not None and has_a_copy(awaited) else read_by(node)
+
+
+def has_a_copy(collective: fx.Node) -> bool:
+    """True for a collective that needs what it is given no longer than the op that begins it."""
+    made = form(collective)
+    return made is not None and reads_a_copy(collective.target, made.device.type)
 
 
 def collectives_in_order(program: Program) -> Iterator[fx.Node]:
