@@ -64,11 +64,12 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
     """What to write so that there is no such build, or that it is the last; `stays` says why sizes do not vary in it."""
     if reason.cause is Cause.SIZE:
         varying = Varying.in_key(call.key)
+        with_gaps, why = _with_gaps(reason, call), _why_sizes_stay(reason, call) or stays
         if varying is not None:
-            return _about_varying(varying, call.paths())
-        if with_gaps := _with_gaps(reason, call):
+            return _about_varying(varying, call.paths()) + _about_strides(with_gaps)
+        if with_gaps and not why:
             return _about_gaps(with_gaps)
-        return _about_sizes(reason, _why_sizes_stay(reason, call) or stays or "the step needs one size")
+        return _about_sizes(reason, why or "the step needs one size")
     if reason.cause is Cause.NUMBER_GIVEN and int in call.keys:
         return _about_numbers(reason)
     line = _LINES.get(reason.cause)
@@ -95,10 +96,7 @@ def after_capture(build: Build, call: Call) -> Build:
 
 
 def _with_gaps(reason: Reason, call: Call) -> list[str]:
-    """The arguments of other sizes whose strides keep all sizes numbers, where nothing else does."""
-    _, settings, _ = call.key
-    if not settings.dynamic or _why_sizes_stay(reason, call):
-        return []
+    """The arguments of other sizes that are parts of larger tensors."""
     keys, differing = zip(call.paths(), call.keys, strict=True), [path for path, _ in reason.sizes]
     return [path for path, key in keys if path in differing and isinstance(key, TensorKey) and has_gaps(key)]
 
@@ -162,9 +160,18 @@ def _about_sizes(reason: Reason, why: str) -> str:
 
 
 def _about_gaps(paths: Sequence[str]) -> str:
-    mended = " and ".join(f"{path}.contiguous()" for path in paths)
-    strides = " and ".join(paths)
-    return f"each size has a build, since the strides of {strides} do not follow from sizes, as in x[::2]: pass {mended}"
+    strides, mended = " and ".join(paths), _contiguous(paths)
+    return f"each size has a build, since the strides of {strides} do not follow from sizes: pass {mended}"
+
+
+def _about_strides(paths: Sequence[str]) -> str:
+    """Of parts of larger tensors, in a build for any size."""
+    strides, mended = " and ".join(paths), _contiguous(paths)
+    return f", with the strides of {strides}; {mended} has one build for all strides" if paths else ""
+
+
+def _contiguous(paths: Sequence[str]) -> str:
+    return " and ".join(f"{path}.contiguous()" for path in paths)
 
 
 def _about_form(reason: Reason) -> str:

@@ -121,19 +121,27 @@ def test_what_cannot_vary_leads(rows: int) -> None:
         assert "each value of batch.path has a build" in build.reason.advice
 
 
-@pytest.mark.parametrize("first", [x(6), x(20)[::2]], ids=["plain", "strided"])
-def test_sizes_of_tensors_with_gaps(first: torch.Tensor) -> None:
-    graph = mg.trace(lambda x, y: (x * y).sum())
-    graph(first, first)
-    for rows in (4, 3):
-        graph(x(2 * rows)[::2], x(rows))
-        assert "the strides of x do not follow from sizes" in advised(graph)
-        assert "pass x.contiguous()" in advised(graph)
-        assert "y.contiguous()" not in advised(graph)
+def test_parts_of_larger_tensors() -> None:
+    """One build serves all sizes of parts of tensors of one size, as x[:, :n]; other strides need another."""
+    graph, larger = mg.trace(lambda x, y: (x * y).sum()), torch.randn(4, 30)
+    for columns in (6, 8, 7, 9, 12):
+        graph(larger[:, :columns], torch.ones(4, columns))
+    assert len(graph.builds) == 2
+    graph(torch.randn(4, 20)[:, :5], torch.ones(4, 5))
+    assert len(graph.builds) == 3
+    assert "with the strides of x; x.contiguous() has one build for all strides" in advised(graph)
     followed = mg.trace(lambda x: x.sum())
-    for rows in (8, 12, 16, 20):
-        followed(x(rows)[::2].contiguous())
+    for columns in (8, 12, 16, 20):
+        followed(torch.randn(4, columns + 4)[:, :columns].contiguous())
     assert len(followed.builds) == 2
+
+
+def test_strides_that_do_not_follow_from_sizes() -> None:
+    graph = mg.trace(lambda x, y: (x * y).sum())
+    for rows in (6, 4, 3):
+        graph(torch.ones(1, 2).expand(rows, 2), x(rows))
+        if rows < 6:
+            assert "the strides of x do not follow from sizes: pass x.contiguous()" in advised(graph)
 
 
 def test_all_arguments_that_differ_are_to_be_padded() -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from monograph.compat.tensors import may_overlap
 from monograph.ir.call.signature import Call, Key, TensorKey
 from monograph.layout import Layout, contiguous_stride, fills_a_block
 from monograph.settings import DynamicSize
@@ -236,16 +237,13 @@ def _name(paths: Sequence[str], place: Place) -> str:
 
 
 def has_gaps(key: TensorKey) -> bool:
-    """True for a tensor whose sizes stay numbers because of its strides, which do not follow from them, as those of x[::2]."""
-    plain = contiguous_stride(key.shape)
-    moved = any(
-        size != 1 and now != then for size, now, then in zip(key.shape, key.stride, plain, strict=True)
-    )
-    return moved and _strides(key.shape, key.stride) is None
+    """True for a part of a larger tensor, as x[:, :n]: its strides, or some of them, do not follow from its sizes."""
+    plain = tuple(map(int, key.shape))
+    return 0 not in plain and not fills_a_block(plain, tuple(map(int, key.stride)))
 
 
 def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
-    """The strides by names, of a tensor without gaps; None where they cannot be known from its sizes."""
+    """The strides by names, of what lies without a gap; numbers beside the gaps of a part, as x[:, :n]; None if neither is known."""
     plain = tuple(map(int, shape))
     if tuple(stride) == contiguous_stride(plain):
         return contiguous_stride(shape)
@@ -253,11 +251,11 @@ def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | N
         # then ops on names take the other format
         is_contiguous = plain[1] == 1 or plain[2:] == (1, 1)
         return None if is_contiguous else Layout.channels_last(*shape).stride
-    if 1 in plain or not fills_a_block(plain, stride):
+    if 1 in plain or 0 in plain or may_overlap(plain, stride):
         return None
     found = list(stride)
     step = 1
     for dim in sorted(range(len(shape)), key=lambda dim: stride[dim]):
-        found[dim] = step
-        step = step * shape[dim]
+        found[dim] = step if stride[dim] == int(step) else stride[dim]
+        step = found[dim] * shape[dim]
     return tuple(found)
