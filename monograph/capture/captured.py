@@ -12,6 +12,7 @@ from torch import nn
 
 from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.foreign_objects import Effects, bind, refresh
+from monograph.capture.effects.gradients import GradientsSeen
 from monograph.capture.effects.python_objects.growth import Growth, NewEntries
 from monograph.capture.effects.python_objects.records import SetRecord
 from monograph.capture.effects.python_objects.stored import Stored
@@ -45,6 +46,7 @@ class Captured(BoundProgram):
     guards: Guards
     steps: Mapping[str, int]  # how often each optimizer steps in one call
     without_gradient: tuple[str, ...]
+    gradients: GradientsSeen
     notes: tuple[str, ...]
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
@@ -178,6 +180,7 @@ def _bound(
         changes=signature.changes,
         steps=dict(step.optimizers.steps),
         without_gradient=tuple(step.side_effects.without_gradient),
+        gradients=step.rules.old_gradients.seen(),
         notes=notes,
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),

@@ -91,6 +91,7 @@ class Owned:
     whole: dict[str, str] = field(
         default_factory=dict
     )  # by name of an optimizer why it runs on no parts, or ""
+    as_written: bool = False  # build() is a whole loop's body: nothing is cleared before it
 
     def named_modules(self) -> dict[str, nn.Module]:
         """Every module once, by its first path."""

@@ -45,6 +45,7 @@ class Train(mg.Graph):
         self.add_optimizer(optimizer, lr_sch=scheduler)
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
+        self.model.zero_grad()
         loss = self.model(x).square().mean()
         loss.backward()
         clip_grad_norm_(self.model.parameters(), 1.0)
