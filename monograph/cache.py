@@ -204,7 +204,9 @@ class BuildCache:
                 refused = old.bind_anew()
                 if refused is None and _replaced(old.guards.tensors, tensors, own) is None:
                     continue
-                self._let_go[key] = of_owned(refused or f"{path} was replaced")
+                self._let_go[key] = of_owned(refused or f"{path} was replaced").after(
+                    "the build for this was let go when "
+                )
                 _release(old)
                 builds.remove(old)
         self._note_newest()

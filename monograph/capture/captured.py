@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -35,7 +34,6 @@ from monograph.state.find import Owned, module_slots
 from monograph.state.signals import held_back
 from monograph.user_code.lines import Origin
 
-_LOGGER = logging.getLogger("monograph")
 _ABSENT = object()
 
 
@@ -135,8 +133,6 @@ def _bound(
     """What a trace has found, bound to the state as it is now. `others` are ids of parameters that other ranks update."""
     step = traced.step
     notes = (*traced.notes, *mine.notes)
-    for note in notes:
-        _LOGGER.warning("%s: %s", request.name, note)
     writes = (*traced.left.moving, *traced.left.made)
     mine.check_writes(writes)
     idle = {
