@@ -24,7 +24,7 @@ _ALL_FURTHER: Final = "one build serves all further values of {place}: nothing t
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
 _SHOWN: Final = 4  # sizes
 _NEEDS: Final = (
-    "needs the number itself, as a size, an index, a key, a range, a text, torch.tensor([...]) and the rate of a dropout do; "
+    "needs the number itself, as a size, an index, a key, a range, print(), a text, torch.tensor([...]) and the rate of a dropout do; "
     "for one build, use a fixed size and a mask, or a size of a tensor, such as x.shape[0]; give torch.tensor([...]) as an "
     "argument; arithmetic alone has one build for all values"
 )

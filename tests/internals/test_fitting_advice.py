@@ -17,6 +17,7 @@ from torch.nn.utils import prune
 
 import monograph as mg
 from monograph.internals.internals import internals_of
+from tests.support import assert_same
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
@@ -210,3 +211,32 @@ def test_what_is_to_be_known_of_captures_is_said_once(
             step(X)
     notes = [item for item in caplog.records if "only a new capture can repeat" in item.getMessage()]
     assert len(notes) <= 1
+
+
+def test_a_head_is_replaced_as_the_hint_says() -> None:
+    def trained(*, graph: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def body(out: torch.Tensor, _target: Any) -> torch.Tensor:
+            return out.square().mean()
+
+        step = mg.train_graph(net, body, optimizer) if graph else None
+        for index in range(4):
+            if index == 2:
+                old = set(map(id, net.head.parameters()))
+                net.head = nn.Linear(6, 2)
+                kept = [item for item in optimizer.param_groups[0]["params"] if id(item) not in old]
+                optimizer.param_groups[0]["params"] = kept
+                optimizer.add_param_group({"params": net.head.parameters()})
+            if step is not None:
+                step(X, X)
+            else:
+                optimizer.zero_grad()
+                body(net(X), X).backward()
+                optimizer.step()
+        assert step is None or len(step.builds) == 2
+        return dict(net.state_dict())
+
+    assert_same(trained(graph=False), trained(graph=True))

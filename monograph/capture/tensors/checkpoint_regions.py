@@ -53,7 +53,7 @@ def mark_region(nodes: Sequence[fx.Node]) -> None:
 
 
 def shows_again(region: Iterable[fx.Node], *, preserves: bool, reentrant: bool) -> RanAgain | None:
-    """What is to be told of the second run of a region, if that has to be recorded, as eager mode runs it; None if not.
+    """What is to be given the nodes of the second run of a region, if that has to be recorded, as eager mode runs it; None if not.
 
     `preserves` says that the second run draws the numbers of the first from the generators of the process. Raises
     CaptureError where a trace cannot do as eager does.

@@ -55,7 +55,8 @@ def _swapped(found: Sequence[tuple[str, Hashable, Hashable]]) -> str:
     if len(found) != 2:
         return ""
     (first, *one), (second, *other) = found
-    is_so = list(map(_kind_of, one)) == list(map(_kind_of, reversed(other)))
+    before, now = map(_kind_of, one)
+    is_so = before != now and [before, now] == list(map(_kind_of, reversed(other)))
     return f"; are {first} and {second} swapped?" if is_so else ""
 
 
