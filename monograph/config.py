@@ -68,7 +68,10 @@ class GraphConfig(NamesNear):
         self.settings = replace(self.settings, backend=name, background=background, swap_at=swap_at)
 
     def keep_gradients(self, mode: bool = True) -> None:
-        """Leave eager's gradients in `p.grad` after a step."""
+        """Leave eager's gradients in `p.grad` after a step.
+
+        The next step adds to them, unless `build()` clears them or the graph steps the optimizer of the parameter by itself.
+        """
         self.settings = replace(self.settings, keep_gradients=_switch(mode))
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -149,7 +149,8 @@ def trace(function: Callable[..., Any]) -> Graph:
     """A Graph from a function; usable as a decorator.
 
     Modules that the function reaches by name are registered with the graph; optimizers likewise, and the function
-    steps them itself. What else it reads from globals and closures is guarded.
+    steps them itself. It runs as it is written: it clears gradients by zero_grad(), or they add up from call to call.
+    What else it reads from globals and closures is guarded.
 
     >>> double = trace(lambda x: x * 2)
     >>> double(torch.ones(2))
