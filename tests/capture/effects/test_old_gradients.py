@@ -93,6 +93,13 @@ def traced(model: Model, optimizer: Any, body: Body) -> Body:
     return mg.trace(plainly(model, optimizer, body))
 
 
+def eagerly_first(model: Model, optimizer: Any, body: Body) -> Body:
+    """Two calls of `eager()`, then those of the graph."""
+    step: Any = traced(model, optimizer, body)
+    ways = iter([step.eager, step.eager])
+    return lambda *args: next(ways, step)(*args)
+
+
 def kept(model: Model, optimizer: Any, body: Body) -> Body:
     step = Written(model, optimizer, body)
     step.config.keep_gradients()
@@ -172,9 +179,38 @@ def test_a_traced_function_is_what_eager_mode_runs(row: str) -> None:
     assert_same(trail(plainly, *ROWS[row]), trail(traced, *ROWS[row]))
 
 
+@pytest.mark.parametrize("row", ["adds up", "heads"])
+def test_a_traced_function_goes_on_after_eager_steps(row: str) -> None:
+    assert_same(trail(plainly, *ROWS[row]), trail(eagerly_first, *ROWS[row]))
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_a_class_that_keeps_gradients_is_what_eager_mode_runs(row: str) -> None:
     assert_same(trail(plainly, *ROWS[row]), trail(kept, *ROWS[row]))
+
+
+def test_an_automatic_optimizer_has_no_zeros() -> None:
+    torch.manual_seed(0)
+    model = Model()
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(momentum(model))
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            self.model.zero_grad(set_to_none=False)
+            loss = loss_of(self.model, x)
+            loss.backward()
+            return loss
+
+    step = Step()
+    step(X)
+    model.stem.requires_grad_(False)
+    with pytest.raises(mg.OptimizerError, match=r"zero_grad\(set_to_none=False\)") as caught:
+        step(X)
+    assert "manual=True" in caught.value.hint
 
 
 @pytest.mark.parametrize(
