@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from monograph.capture.effects.gradients import GradientsSeen
 from monograph.capture.effects.python_objects.changed_numbers import moved_numbers
 from monograph.capture.effects.python_objects.number_places import Place
 from monograph.capture.guards.own_places import OwnPlaces
@@ -100,6 +101,10 @@ class BuildCache:
     def count_own(self) -> None:
         """Who has the tensors that are the graph's own, now that all know them."""
         self._own.count()
+
+    def gradients_seen(self) -> GradientsSeen | None:
+        """What the steps of the builds do with gradients; None if there are none."""
+        return GradientsSeen.of_all([build.captured.gradients for build in self.all])
 
     @property
     def own(self) -> list[torch.Tensor]:
@@ -199,7 +204,9 @@ class BuildCache:
                 refused = old.bind_anew()
                 if refused is None and _replaced(old.guards.tensors, tensors, own) is None:
                     continue
-                self._let_go[key] = of_owned(refused or f"{path} was replaced")
+                self._let_go[key] = of_owned(refused or f"{path} was replaced").after(
+                    "the build for this was let go when "
+                )
                 _release(old)
                 builds.remove(old)
         self._note_newest()

@@ -68,7 +68,7 @@ class GraphConfig(NamesNear):
         self.settings = replace(self.settings, backend=name, background=background, swap_at=swap_at)
 
     def keep_gradients(self, mode: bool = True) -> None:
-        """Leave eager's gradients in `p.grad` after a step."""
+        """Leave eager's gradients in `p.grad` after a step; the next one adds to those that nothing clears."""
         self.settings = replace(self.settings, keep_gradients=_switch(mode))
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -24,13 +24,14 @@ from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, MissingBuildError, no_attribute
 from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import graph_text
-from monograph.internals.internals import RUNNING, Internals, initialised
+from monograph.internals.internals import RUNNING, Internals, internals_of
 from monograph.internals.kind import Kind
 from monograph.internals.registry import one_scheduler
 from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import clipped, pre
 from monograph.many import many_steps
+from monograph.user_code.lines import user_place
 
 if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.resume.factory import Factory
@@ -120,7 +121,7 @@ class Graph:
         >>> optimizer.param_groups[0]["lr"]
         0.1
         """
-        inside = initialised(self, "add_optimizer()")
+        inside = _initialised(self, "add_optimizer()")
         scheduler, called = one_scheduler("add_optimizer()", lr_sch, lr_scheduler)
         inside.registry.add_optimizer(optim, scheduler, called, manual=manual)
         inside.mistakes.optimizer_added(inside.owned())
@@ -132,7 +133,7 @@ class Graph:
         With a `torch.amp.GradScaler` a step with infinite gradients is skipped and the scale moves, inside of the graph;
         None takes it away. After a skipped first step the optimizer has the state that its first step will begin with.
         """
-        initialised(self, "set_grad_scaler()").registry.set_scaler(scaler)
+        _initialised(self, "set_grad_scaler()").registry.set_scaler(scaler)
 
     def add_ema(self, module: nn.Module, decay: float | Callable[[int], float] = 0.999) -> None:
         """Keep an exponential moving average of a module's parameters, updated at the end of each step.
@@ -140,7 +141,7 @@ class Graph:
         The first update copies the parameters. `decay` may be a function of the number of updates so far. The numbers
         are those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.
         """
-        initialised(self, "add_ema()").registry.add_average(module, decay)
+        _initialised(self, "add_ema()").registry.add_average(module, decay)
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Inside, the parameters have their averaged values, for evaluation; outside they are as before."""
@@ -205,7 +206,7 @@ class Graph:
 
     def register_state(self, name: str, obj: Stateful) -> None:
         """Make an object with `state_dict` and `load_state_dict` part of the graph's state, such as a data loader."""
-        initialised(self, "register_state()").registry.add_state(name, obj)
+        _initialised(self, "register_state()").registry.add_state(name, obj)
 
     def prove_resume(
         self, factory: str | Factory, *, steps: int = 3, more: int = 3, python_random: bool = False
@@ -267,18 +268,18 @@ class Graph:
     # --- attributes and copies ---------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        registry = initialised(self, f"setting {name}").registry
+        registry = _initialised(self, f"setting {name}").registry
         if isinstance(getattr(type(self), name, None), property):
             raise DefinitionError(f"{name!r} is a property of Graph", hint="use another attribute name")
         self.__dict__[name] = registry.attribute(name, value)
 
     def __delattr__(self, name: str) -> None:
-        initialised(self, f"deleting {name}").registry.forget_module(name)
+        _initialised(self, f"deleting {name}").registry.forget_module(name)
         object.__delattr__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if "_monograph" not in self.__dict__:
-            initialised(self, "a call" if name == "_monograph" else f"reading {name}")
+            _initialised(self, "a call" if name == "_monograph" else f"reading {name}")
         if name in _OF_MODULES:
             raise DefinitionError(
                 f"{type(self).__name__!r} object has no attribute {name!r}: a Graph is no module",
@@ -320,3 +321,14 @@ def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:
     run.__wrapped__ = build  # type: ignore[attr-defined]
     run.__name__, run.__doc__, run.__qualname__ = build.__name__, build.__doc__, build.__qualname__
     return run
+
+
+def _initialised(graph: Any, doing: str) -> Internals:
+    """The inside of a graph. Raises DefinitionError if it has none yet."""
+    if "_monograph" not in graph.__dict__:
+        raise DefinitionError(
+            f"{type(graph).__name__}.__init__ has not called super().__init__() before {doing}",
+            where=user_place(),
+            hint="make super().__init__() the first line of __init__",
+        )
+    return internals_of(graph)

@@ -18,6 +18,7 @@ from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.errors import DefinitionError
 from monograph.graph import Graph
+from monograph.internals.internals import internals_of
 from monograph.internals.registry import one_scheduler
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.user_code.files import is_installed_file, is_user_file
@@ -148,7 +149,8 @@ def trace(function: Callable[..., Any]) -> Graph:
     """A Graph from a function; usable as a decorator.
 
     Modules that the function reaches by name are registered with the graph; optimizers likewise, and the function
-    steps them itself. What else it reads from globals and closures is guarded.
+    steps them itself. It runs as it is written: it clears gradients by zero_grad(), or they add up from call to call.
+    What else it reads from globals and closures is guarded.
 
     >>> double = trace(lambda x: x * 2)
     >>> double(torch.ones(2))
@@ -172,6 +174,7 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
     build.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     graph: Graph = type(f"{name}_graph", (base,), {"build": build, "__doc__": function.__doc__})()
+    internals_of(graph).registry.as_written = True
     for label, held in _reached(function):
         if isinstance(held, nn.Module):
             setattr(graph, label, held)

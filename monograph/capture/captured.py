@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -12,6 +11,7 @@ from torch import nn
 
 from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.foreign_objects import Effects, bind, refresh
+from monograph.capture.effects.gradients import GradientsSeen
 from monograph.capture.effects.python_objects.growth import Growth, NewEntries
 from monograph.capture.effects.python_objects.records import SetRecord
 from monograph.capture.effects.python_objects.stored import Stored
@@ -34,7 +34,6 @@ from monograph.state.find import Owned, module_slots
 from monograph.state.signals import held_back
 from monograph.user_code.lines import Origin
 
-_LOGGER = logging.getLogger("monograph")
 _ABSENT = object()
 
 
@@ -45,6 +44,7 @@ class Captured(BoundProgram):
     guards: Guards
     steps: Mapping[str, int]  # how often each optimizer steps in one call
     without_gradient: tuple[str, ...]
+    gradients: GradientsSeen
     notes: tuple[str, ...]
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
@@ -133,8 +133,6 @@ def _bound(
     """What a trace has found, bound to the state as it is now. `others` are ids of parameters that other ranks update."""
     step = traced.step
     notes = (*traced.notes, *mine.notes)
-    for note in notes:
-        _LOGGER.warning("%s: %s", request.name, note)
     writes = (*traced.left.moving, *traced.left.made)
     mine.check_writes(writes)
     idle = {
@@ -178,6 +176,7 @@ def _bound(
         changes=signature.changes,
         steps=dict(step.optimizers.steps),
         without_gradient=tuple(step.side_effects.without_gradient),
+        gradients=step.rules.old_gradients.seen(),
         notes=notes,
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),

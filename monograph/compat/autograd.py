@@ -174,7 +174,7 @@ def trace_backward_in_compile() -> None:
 
 # --- regions of torch.utils.checkpoint -------------------------------------------------------------------------
 
-ShowsAgain: TypeAlias = Callable[..., bool]
+ShowsAgain: TypeAlias = Callable[..., Callable[[list[fx.Node]], None] | None]
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def checkpointed_regions(
     """Record regions of `torch.utils.checkpoint` as plain calls: their handling of random state cannot be traced.
 
     `shows_again` says of the nodes of a region whether its second run, in backward, shows: then that is recorded too,
-    with `carried` around its function.
+    with `carried` around its function, and what it has given gets the nodes of that run.
 
     What: the autograd function of reentrant regions, the generator of the others, and its hooks on saved tensors.
     Since torch 2.14 the generator only calls another one, which takes its options by name. Degraded path: none.
@@ -244,14 +244,14 @@ def _plain_region(
             return
         again, nodes = _Again(), _nodes_from_here()
         choices.append(again)
-        inner = real(carried(function), *args, **kwargs)
+        inner = real(again.watched(carried(function)), *args, **kwargs)
         next(inner)
         try:
             yield
             next(inner, None)
         finally:
             inner.close()
-        again.chosen = shows_again(nodes(), preserves=preserve, reentrant=False)
+        again.look = shows_again(nodes(), preserves=preserve, reentrant=False)
 
     return region
 
@@ -272,14 +272,27 @@ class _Again:
     """Whether what a region saves for backward is taken as it is, or computed again by torch's own hooks."""
 
     def __init__(self) -> None:
-        self.chosen = False
+        self.look: Callable[[list[fx.Node]], None] | None = None  # at a second run; None if there is none
+
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of a region, whose second run, which may end early, is looked at."""
+
+        def second_run(*args: Any, **kwargs: Any) -> Any:
+            nodes = _nodes_from_here()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if self.look is not None:
+                    self.look(nodes())
+
+        return second_run
 
     def enter(self, hook: Any) -> None:
         """Let the hook ask when backward takes a tensor; what it then finds has no history, as autograd wants it."""
         pack, unpack = hook.pack_hook, hook.unpack_hook
         hook.pack_hook = lambda tensor: (tensor.detach(), pack(tensor))
         vars(hook.pack_hook).update(vars(pack))  # by which torch 2.14 knows its own hooks
-        hook.unpack_hook = lambda packed: unpack(packed[1]) if self.chosen else packed[0]
+        hook.unpack_hook = lambda packed: unpack(packed[1]) if self.look is not None else packed[0]
 
 
 def _nodes_from_here() -> Callable[[], list[fx.Node]]:

@@ -20,13 +20,29 @@ from monograph.ir.text import shortened
 from monograph.sizes.expression import SMALLEST
 from monograph.user_code.lines import Origin, user_place_of
 
+_ALL_FURTHER: Final = "one build serves all further values of {place}: nothing to do"
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
 _SHOWN: Final = 4  # sizes
 _NEEDS: Final = (
-    "needs the number itself, as a size, an index, a key, a range, a text, torch.tensor([...]) and the rate of a dropout do; "
+    "needs the number itself, as a size, an index, a key, a range, print(), a text, torch.tensor([...]) and the rate of a dropout do; "
     "for one build, use a fixed size and a mask, or a size of a tensor, such as x.shape[0]; give torch.tensor([...]) as an "
     "argument; arithmetic alone has one build for all values"
 )
+_NEEDS_FLOAT: Final = (
+    "needs the number itself, as the rate of a dropout, the momentum of a norm and torch.tensor([...]) do: few values need "
+    "nothing; give torch.tensor([...]) as an argument"
+)
+_OF_FLOATS: Final = re.compile(r" changed from -?[\d.e+-]*[.e][\d.e+-]* to ")
+_OF_PARTS: Final = re.compile(
+    r"\bhas (?:a new|no) (?:module|parameter|buffer)\b|^the module \S+ is new| changed from absent to a tensor"
+)
+_OF_KEYS: Final = re.compile(r"(\S+) has (?:a new|no) key ")
+_OF_CONTENT: Final = re.compile(r"the (?:content of|values in) (\S+) changed")
+_CONTENT: Final = (
+    "each content of {place} has a build: read it before the call, and pass what it gives as an argument"
+)
+_DRAWN: Final = "draw a number of random or numpy before the call and pass it as an argument, or draw by torch.rand(()) in the step"
+_PYTHONS_NUMBERS: Final = re.compile(r"(?:numpy\.)?random\b")
 
 
 @dataclass
@@ -34,7 +50,15 @@ class Advised:
     """The causes of builds that the log of a graph has named at the level that shows by default."""
 
     causes: set[Cause] = field(default_factory=set)
+    notes: set[str] = field(default_factory=set)  # of captures, which repeat them
     ours: set[Cause] = field(default_factory=set)  # of builds that a tool makes: nobody has to write anything
+
+    def note(self, graph: str, notes: Sequence[str]) -> None:
+        """Log what a user should know of a capture, once for each graph."""
+        for note in dict.fromkeys(notes):
+            if note not in self.notes:
+                self.notes.add(note)
+                LOGGER.warning("%s: %s", graph, note)
 
     def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
         """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
@@ -80,8 +104,11 @@ def after_capture(build: Build, call: Call) -> Build:
     """The build, with other advice where the capture has shown that a number or a size which changes cannot be an input."""
     reason, fixed = build.reason, build.captured.fixed
     if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):
-        text = _why_fixed(reason.place, build.captured)
+        text = _why_fixed(reason, build.captured)
         return replace(build, reason=Reason(reason, Cause.FIXED, reason.place, advice=text))
+    place = str(reason).partition(" changed from ")[0]
+    if reason.cause is Cause.VALUE and reason.what == "object" and _is_input(build, place):
+        return replace(build, reason=reason.advised(_ALL_FURTHER.format(place=place)))
     varying = Varying.in_key(call.key)
     if reason.cause is Cause.SIZE and fixed and varying is not None:
         line = _line(next(iter(fixed.values())))
@@ -119,17 +146,20 @@ def _why_sizes_stay(reason: Reason, call: Call) -> str:
     return ""
 
 
-def _is_input(build: Build, place: str) -> bool:
+def _is_moving(build: Build, place: str) -> bool:
     moving = (
         source.item_label(key)
         for source in build.guards.sources
         for key, value in source.recorded.items()
         if issubclass(type(value), Moves)
     )
-    is_moving = any(place == label or place.startswith(f"{label}[") for label in moving)
+    return any(place == label or place.startswith(f"{label}[") for label in moving)
+
+
+def _is_input(build: Build, place: str) -> bool:
     word = _word(place)
     conditions = build.guards.conditions.about
-    return is_moving and not any(
+    return _is_moving(build, place) and not any(
         found is not None and word.search(found[1]) for found in map(FIXED.match, conditions)
     )
 
@@ -186,18 +216,23 @@ def _about_whole_numbers(reason: Reason) -> str:
 
 
 def _about_numbers(reason: Reason) -> str:
-    return f"one build serves all further values of {reason.place}: nothing to do; a float argument has it from the first call on"
+    return f"{_ALL_FURTHER.format(place=reason.place)}; a float argument has it from the first call on"
 
 
 def _about_fixed(reason: Reason) -> str:
-    return f"each value of {reason.place} has a build: code of the step {_NEEDS}"
+    return f"each value of {reason.place} has a build: code of the step {_needs(reason)}"
 
 
-def _why_fixed(place: str, captured: Captured) -> str:
+def _needs(reason: Reason) -> str:
+    return _NEEDS_FLOAT if _OF_FLOATS.search(reason) else _NEEDS
+
+
+def _why_fixed(reason: Reason, captured: Captured) -> str:
     """What keeps a number that has changed a constant of the step, as its capture has found."""
+    place = reason.place
     taken = [where for path, where in captured.taken.items() if _word(path).search(place)]
     if taken or captured.why_plain in ("", place):
-        why = f"{_line(taken[0] if taken else None)} {_NEEDS}"
+        why = f"{_line(taken[0] if taken else None)} {_needs(reason)}"
     else:
         why = (
             f"numbers stay what they are in this build ({captured.why_plain}); as a float argument it has one build, if the "
@@ -207,6 +242,15 @@ def _why_fixed(place: str, captured: Captured) -> str:
 
 
 def _about_values(reason: Reason) -> str:
+    if _OF_PARTS.search(reason):
+        return (
+            "the model has other parts, which costs one build: change parts before the first call, or seldom"
+        )
+    if found := _OF_KEYS.match(reason):
+        return f"each set of keys of {found[1]} has a build: keep its keys, and change the values"
+    if found := _OF_CONTENT.match(reason):
+        about = _DRAWN if _PYTHONS_NUMBERS.match(found[1]) else _CONTENT
+        return about.format(place=found[1])
     if " changed from absent to " in reason:
         return f"{reason.place} came with the first step: give it a value in __init__(), and there is no such build"
     return _OF_VALUES.get(reason.what, _OF_VALUES["object"]).format(place=reason.place)
@@ -257,8 +301,8 @@ _OF_VALUES: Final = {  # what to write in the place of a value, by its kind
     "kinds": "each kind of value in {place} has a build: let it be of one kind, such as a tensor or a float",
     "tensor": "write into the tensor in {place}, as {place}.copy_(new) does; one that has another shape at each step can be an "
     "argument",
-    "object": "each object in {place} has a build: keep the same one there, and change its tensors, and the numbers that the "
-    "step only computes with; give numbers for torch.tensor([...]) as an argument, a tensor made outside of build()",
+    "object": "each object in {place} has a build: make it once and keep it there, since one that is made anew at each step has "
+    "a build each time; change its tensors, and the numbers that the step only computes with; give numbers for torch.tensor([...]) as an argument, a tensor made outside of build()",
 }
 _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.FORM: _about_form,
@@ -279,6 +323,12 @@ _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.MEMBER: _always("set modules and add optimizers in __init__, or before the first call"),
     Cause.STATE: _always(
         "write into the tensor that is there: parameter.data.copy_(new), load_state_dict(...)"
+    ),
+    Cause.OPTIMIZER: _always(
+        "the optimizer has other state or other groups, which costs one build: nothing to do, unless it changes often"
+    ),
+    Cause.GRADIENTS: _always(
+        "a step that finds gradients of the step before and one that finds none have a build each, and both stay: nothing to do"
     ),
     Cause.STATE_FORM: _always(
         "set requires_grad, dtype and device of parameters and buffers before the first call"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ def eager_call(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     args, kwargs = graph.formed(args, kwargs)
     read = read_call(args, kwargs, graph.names)
     settings = graph.settings
+    if graph.registry.as_written and not graph.cache.all and settings.accumulation_steps == 1:
+        settings = replace(settings, keep_gradients=True)  # nobody knows yet whether the function clears them
     with graph.store.lock:
         owned = graph.owned()
         with outside_of_modes():  # what watches the step

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from monograph.cache import BuildCache
 from monograph.capture.captured import Captured
+from monograph.capture.effects.gradients import OldGradientError
 from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.step.request import Request
@@ -192,7 +193,13 @@ class Internals:
     def request_of_build(self, call: Call, *, is_rare: bool) -> Request:
         """The same for a new build. What is rare runs op by op at first."""
         settings = replace(self.settings, background=True) if is_rare else self.settings
-        return replace(self.request(call), settings=settings, own=self.cache.own, moved=self.cache.moved())
+        return replace(
+            self.request(call),
+            settings=settings,
+            own=self.cache.own,
+            moved=self.cache.moved(),
+            before=self.cache.gradients_seen(),
+        )
 
     @contextmanager
     def in_build(self) -> Iterator[None]:
@@ -217,7 +224,11 @@ class Internals:
         if (build := self.cache.find(call)) is None:
             check_count(self.registry.graph.build, args, kwargs)
             sizes = self.settings.sizes if sizes is None else sizes
-            build = self._made(call, self.cache.reason(call), sizes)
+            try:
+                build = self._made(call, self.cache.reason(call), sizes)
+            except OldGradientError as error:
+                self.registry.let_gradients_stay(error, is_first=not self.cache.all)
+                return self.build_for(self.read(args, kwargs), args, kwargs, sizes)
         self.cache.count_own()
         return build
 
@@ -302,6 +313,7 @@ class Internals:
     def keep(self, call: Call, build: Build, *, is_rare: bool = False) -> None:
         """Add a build for calls like this one."""
         call = self.cache.forms.narrowed(call, why_fixed(build.captured.fixed))
+        self.advised.note(self.name, build.captured.notes)
         if build.number:
             self.advised.log(self.name, build.number, build.reason, call)
         drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
@@ -325,7 +337,7 @@ class Internals:
             with self.together.building(self.name), self.in_build(), outside_of_modes():
                 prepare(request, self.together)
                 return compile_step(request, reason=reason, number=number, hold=hold, capture_by=capture_by)
-        except (Served, NotPermitted):
+        except (Served, NotPermitted, OldGradientError):
             raise
         except Exception as error:
             told = about_misfit(error, call, self.cache.signatures(), self._last)
@@ -336,14 +348,3 @@ def internals_of(graph: Any) -> Internals:
     """The inside of a graph."""
     internals: Internals = graph._monograph
     return internals
-
-
-def initialised(graph: Any, doing: str) -> Internals:
-    """The inside of a graph. Raises DefinitionError if it has none yet."""
-    if "_monograph" not in graph.__dict__:
-        raise DefinitionError(
-            f"{type(graph).__name__}.__init__ has not called super().__init__() before {doing}",
-            where=user_place(),
-            hint="make super().__init__() the first line of __init__",
-        )
-    return internals_of(graph)

@@ -15,9 +15,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monograph.amp import StaticGradScaler
 from monograph.block import Block, hold, is_block, unwrap
+from monograph.capture.effects.gradients import OldGradientError
 from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.capture.optimizers.tracing import check_optimizer
 from monograph.capture.optimizers.wrapped import layers_of, parts_of
+from monograph.capture.trace import LOGGER
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, OptimizerError, shown
 from monograph.state.averages import Average
@@ -44,6 +46,7 @@ class Registry:
         self.registered: dict[str, Any] = {}  # by the user: objects that have a state of their own
         self.known_tensors: set[str] = set()  # the paths of loaded attributes
         self.whole: dict[str, str] = {}  # what was found out about optimizers, once: see Owned
+        self.as_written = False  # build() is a function that was written for eager mode
         self.version = 0  # of what is held: builds are made for one
         self.swapped = False  # parameters have their averaged values
 
@@ -72,7 +75,15 @@ class Registry:
             table=vars(self),
             unwrap=unwrap,
             whole=self.whole,
+            as_written=self.as_written,
         )
+
+    def let_gradients_stay(self, error: OldGradientError, *, is_first: bool) -> None:
+        """Keep gradients from now on if the first step that is written for eager mode uses old ones; raise the error if not."""
+        if not self.as_written or self.config.settings.keep_gradients or not is_first:
+            raise error
+        LOGGER.info("%s: gradients stay from call to call, by config.keep_gradients(): %s", self.name, error)
+        self.config.keep_gradients()
 
     # --- what is added -----------------------------------------------------------------------------------------------
 

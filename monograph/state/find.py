@@ -91,6 +91,7 @@ class Owned:
     whole: dict[str, str] = field(
         default_factory=dict
     )  # by name of an optimizer why it runs on no parts, or ""
+    as_written: bool = False  # build() is a whole loop's body: nothing is cleared before it
 
     def named_modules(self) -> dict[str, nn.Module]:
         """Every module once, by its first path."""
@@ -241,16 +242,20 @@ def check_owned(owned: Owned, modules: Mapping[str, nn.Module]) -> None:
 def _about_missing(owned: Owned, modules: Mapping[str, nn.Module]) -> str:
     """What to do about an optimizer whose parameters no module holds: was a part of the model replaced?"""
     updated = {id(parameter) for registered in owned.optimizers for parameter in registered.parameters}
-    new = [
-        slot.path
-        for slot in module_slots(modules)
-        if slot.role is Role.PARAM and slot.tensor.requires_grad and id(slot.tensor) not in updated
-    ]
+    held = [slot for slot in module_slots(modules) if slot.role is Role.PARAM]
+    num_held = sum(id(slot.tensor) in updated for slot in held)
+    new = [slot.path for slot in held if slot.tensor.requires_grad and id(slot.tensor) not in updated]
     if not new:
+        if num_held:
+            return (
+                "if a part of the model was replaced, take the parameters of the old one out of optimizer.param_groups, or "
+                "make a new optimizer; else set the module that holds the missing parameter as an attribute of the Graph: "
+                "self.model = model"
+            )
         return "set its module as an attribute of the Graph: self.model = model"
-    more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+    several = f"{new[0]} and {len(new) - 1} more can be trained and are" if len(new) > 1 else ""
     return (
-        f"{new[0]}{more} can be trained and is in no optimizer: if a part of the model was replaced, make the optimizer "
+        f"{several or f'{new[0]} can be trained and is'} in no optimizer: if a part of the model was replaced, make the optimizer "
         "after that, with the parameters of the new model; else set the module that holds the missing parameter as an "
         "attribute of the Graph: self.model = model"
     )

@@ -148,7 +148,7 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
             raise Failure(case, mode, calls, number, [_raised(error)], candidate.graph).error() from error
         seen = got.beside() if callable(case.against) else got
         wanted = expected.beside() if callable(case.against) else expected
-        found = list(islice(compare(wanted, seen, tolerance, truth), _MANY_FINDINGS))
+        found = list(islice(compare(wanted, seen, tolerance, truth, case.reference_name), _MANY_FINDINGS))
         results = _Results(expected), _Results(got)
         found = found or _lost(earlier) or _used_again(earlier, *results)
         if found:

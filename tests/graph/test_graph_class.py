@@ -264,6 +264,7 @@ def test_trace_of_a_whole_training_step():
 
     @mg.trace
     def step(x):
+        optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()

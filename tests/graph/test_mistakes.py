@@ -45,6 +45,7 @@ class Train(mg.Graph):
         self.add_optimizer(optimizer, lr_sch=scheduler)
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
+        self.model.zero_grad()
         loss = self.model(x).square().mean()
         loss.backward()
         clip_grad_norm_(self.model.parameters(), 1.0)
@@ -394,7 +395,7 @@ def test_a_head_that_was_replaced_before_is_named() -> None:
     with pytest.raises(mg.MonographError) as caught:
         step(X)
     assert "parameter of shape (2, 8)" in caught.value.message
-    assert "model.head.weight and 1 more can be trained and is in no optimizer" in caught.value.hint
+    assert "model.head.weight and 1 more can be trained and are in no optimizer" in caught.value.hint
     assert "make the optimizer after that" in caught.value.hint
 
 

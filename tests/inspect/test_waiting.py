@@ -79,9 +79,17 @@ def test_the_compiler_is_watched_while_it_works(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("stage", "times"), [("backend exact", 1), ("backend aten", 0), ("capture", 0)])
+@pytest.mark.parametrize(
+    ("stage", "times", "hint"),
+    [
+        ("backend exact", 1, '; config.backend("auto") trains meanwhile'),
+        ("backend inductor", 1, "; background=True in config.backend() trains meanwhile"),
+        ("backend aten", 0, ""),
+        ("capture", 0, ""),
+    ],
+)
 def test_a_long_compilation_is_a_warning_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, stage: str, times: int
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, stage: str, times: int, hint: str
 ) -> None:
     monkeypatch.setattr(waiting, "_LONG", 0.0)
     observer = waiting.Waiting("Step_0")
@@ -90,7 +98,7 @@ def test_a_long_compilation_is_a_warning_once(
             observer.progress(detail)
     found = [record.getMessage() for record in caplog.records if is_aloud(record)]
     assert len(found) == times
-    assert all("Step_0: the step has waited" in line and "background=True" in line for line in found)
+    assert all("Step_0: the step has waited" in line and hint in line for line in found)
 
 
 class Terminal(io.StringIO):

@@ -76,6 +76,36 @@ def appending(items: list[torch.Tensor]) -> torch.Tensor:
     return items[0] + 1
 
 
+class Other(nn.Module):
+    """Two layers, of which the first may be cut off from backward."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.cut = nn.Linear(4, 6), nn.Linear(6, 2), cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.last(hidden.detach() if self.cut else hidden)  # type: ignore[no-any-return]
+
+
+def test_a_gradient_that_is_missing_comes_before_state_that_follows_from_it() -> None:
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+    with pytest.raises(
+        AlignmentError, match=r"Other in mode aten against Other: gradient of first\.bias is mis"
+    ):
+        align(Other(cut=True), torch.randn(3, 4), against=Other(cut=False), modes=["aten"])
+    with pytest.raises(
+        AlignmentError,
+        match=r"Other in mode aten against Other: gradient of first\.bias is there, but not in Ot",
+    ):
+        align(Other(cut=False), torch.randn(3, 4), against=Other(cut=True), modes=["aten"])
+    with pytest.raises(AlignmentError, match="in mode aten against reference: "):
+        align(torch.sin, torch.randn(3, 4), against=reference, modes=["aten"])
+
+
 def test_a_changed_list_is_found() -> None:
     def shortened(_graph: Any, args: Any, *_: Any) -> None:
         args[0].pop()

@@ -86,6 +86,8 @@ def _difference(label: str, before: Any, now: Any, inside: tuple[int, ...]) -> s
         return form_changed(label, form_of(before), form_of(now))
     if (found := change_text(label, show(before), show(now))) is not None:
         return found
+    if isinstance_of(before, Mark):
+        return f"{label} is another {_kind(now)}"
     if type(before) is not type(now):
         names = _full_name(type(before)), _full_name(type(now))
         return change_text(label, *names) or f"{label} is of another class of the same name, {names[0]}"

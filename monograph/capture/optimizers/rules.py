@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import Optimizer
 
+from monograph.capture.effects.gradients import GradientsSeen, OldGradients
 from monograph.capture.optimizers.autocast import Casting
 from monograph.capture.tensors.functions import infinities_of_all
 from monograph.compat.amp import forget_unscaled
@@ -53,10 +54,11 @@ class StepRules:
         self,
         owned: Owned,
         settings: Settings,
-        *,
+        before: GradientsSeen | None = None,
         doing: Callable[[str], AbstractContextManager[None]] = _unnoticed,
         around_backward: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self.old_gradients = OldGradients(owned, settings, before)
         scaler = owned.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._owned, self._settings, self._doing = owned, settings, doing
@@ -203,6 +205,13 @@ class StepRules:
 
     def step(self, registered: RegisteredOptimizer, run: Callable[[], Any]) -> Any:
         """A step of an optimizer; `run` is the step without rules."""
+        if not self._own_business:
+            with self.own_business():
+                self.old_gradients.stepping(registered)
+        with self.old_gradients.paused():
+            return self._step(registered, run)
+
+    def _step(self, registered: RegisteredOptimizer, run: Callable[[], Any]) -> Any:
         if self._own_business:  # the scaler calls it
             return with_lr_scale(registered.optimizer, run)
         if not self.complete:
@@ -239,6 +248,11 @@ class StepRules:
         if self._scaler is not None and any(stage != _READY for stage in self._stages.values()):
             with self._doing("scale"), self._casting.off():
                 type(self._scaler).update(self._scaler)
+
+    def check_old_gradients(self) -> None:
+        """Raise OldGradientError where eager mode would compute with the gradients of the step before."""
+        with self.own_business():
+            self.old_gradients.check()
 
     def _check_none_stays_unscaled(self) -> None:
         if self._settings.keep_gradients:

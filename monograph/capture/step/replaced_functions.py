@@ -31,7 +31,7 @@ from monograph.compat.traces.nodes import traced_node
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Argument
-from monograph.user_code.lines import asker
+from monograph.user_code.lines import asker, frame_behind
 
 # between code that asks a tensor for something and `_see`
 _PASSING = frozenset(
@@ -151,8 +151,10 @@ class ReplacedFunctions:
         return self._is_compiled or recurrent_layers.sizes_vary(args)
 
     def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
-        if func == GRADIENT_SETTER and args[1] is not None:
-            self._rules.gradient_is_set(args[0])
+        if func == GRADIENT_SETTER:
+            self._rules.old_gradients.is_set(args[0])
+            if args[1] is not None:
+                self._rules.gradient_is_set(args[0])
         if func in functions.CHANGES_FORM and id(args[0]) in self._inputs.by_fake:
             raise CaptureError(
                 f"build() changes what {self._inputs.by_fake[id(args[0])].path} is by {func.__name__}()",
@@ -168,6 +170,7 @@ class ReplacedFunctions:
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
         if func == GRADIENT_GETTER:
+            self._rules.old_gradients.was_read(args[0], returned, frame_behind(_PASSING))
             self._gradient_of_argument(args[0])
             returned = self._inputs.gradient_of_free(args[0], returned)
         if func == DATA_GETTER and self._micro is not None:

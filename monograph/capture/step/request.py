@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.capture.effects.gradients import GradientsSeen
 from monograph.capture.effects.python_objects.number_places import Place
 from monograph.capture.step.observer import SILENT, Observer
 from monograph.ir.call.signature import Call
@@ -29,4 +30,5 @@ class Request:
     probes: ProbeLog = field(default_factory=ProbeLog)
     own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
     answers: Mapping[str, Any] = field(default_factory=dict)  # of `questions`, before the trace
+    before: GradientsSeen | None = None  # by the builds that there are
     moved: Sequence[Place] = ()  # of numbers that have changed since some build was made

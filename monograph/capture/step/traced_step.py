@@ -126,15 +126,14 @@ class TracedStep:
             begun.micro.averaged = wholes.reduced_once(self._averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
-        self._rules = StepRules(
-            owned, request.settings, doing=self._recorder.phase, around_backward=self._around_backward
-        )
+        around = self._recorder.phase, self._around_backward
+        self.rules = StepRules(owned, request.settings, request.before, *around)
         self.optimizers = TracedOptimizers(
-            *(begun.optimizers, owned, self._overlay, self._rules, self._recorder, self._watch),
+            *(begun.optimizers, owned, self._overlay, self.rules, self._recorder, self._watch),
             with_values=with_values,
         )
         self.functions = ReplacedFunctions(
-            *(inputs, self.readings, self.reach, self._rules, self._settings, self._watch, begun.micro),
+            *(inputs, self.readings, self.reach, self.rules, self._settings, self._watch, begun.micro),
             call=begun.call,
             whole=request.call,
             choices=choices or OpChoices(),
@@ -240,6 +239,7 @@ class TracedStep:
                 self._collect()
         check_steps(self.request.owned, self.request.settings, self.optimizers.steps, self.inputs)
         check_trainable(self.inputs)
+        self.rules.check_old_gradients()
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
         self.readings.close()
         check_dense(self.side_effects.state_outputs)
@@ -254,7 +254,7 @@ class TracedStep:
             self._overlay.watch(stack, cls)
         for registered in owned.optimizers:
             self.optimizers.take_over(registered)
-        stack.enter_context(self._rules.hold())
+        stack.enter_context(self.rules.hold())
         stack.enter_context(steps_refused(owned))
         if is_dynamic_scaler(owned.scaler):
             stack.enter_context(replaced(owned.scaler, ASKING_STEP, step_or_skip))
@@ -313,7 +313,7 @@ class TracedStep:
         given = Given(request.call, args, kwargs)
         if self._begun.micro is None:
             take_over_buffers(self.replicas, self.inputs.fake, self._recorder.phase)
-        with self._rules.autocast(), self._settings.kept():
+        with self.rules.autocast(), self._settings.kept():
             returned = request.build(*args, **kwargs)
         changed = self.results.kept_changes(given.new_content())
         self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
@@ -324,7 +324,7 @@ class TracedStep:
         self._begun.wholes.check()
         self._averaged.check_all_found()
         self.optimizers.step_automatic()
-        self._rules.end()
+        self.rules.end()
         self._settings.check()
         with self._recorder.phase("update"):
             self._begun.wholes.share()

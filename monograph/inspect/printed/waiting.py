@@ -24,6 +24,7 @@ from monograph.ir.meta import origin
 LOGGER = logging.getLogger("monograph.progress")
 _PATIENCE = 2.0  # seconds without a word
 _LINES, _RECORDS = 0.3, 10.0  # seconds between two texts in a terminal, and in a log
+_MEANWHILE = {"backend exact": 'config.backend("auto")'}  # what compiles beside the steps
 _LONG = 10.0  # seconds of a compilation of which the log speaks aloud
 
 
@@ -129,8 +130,9 @@ class Waiting(Observer):
         if _compiles(self._doing) and now >= self._aloud and not self._line.is_there:
             self._aloud = math.inf
             LOGGER.warning(
-                "%s: the step has waited %.0f s for its compilation; background=True in config.backend() trains meanwhile, and a later run "
-                "finds the code in the cache",
+                "%s: the step has waited %.0f s for its compilation; %s trains meanwhile, and a later run finds the code in "
+                "the cache",
                 self._name,
                 now - self._start,
+                _MEANWHILE.get(self._doing, "background=True in config.backend()"),
             )

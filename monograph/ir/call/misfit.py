@@ -33,7 +33,7 @@ def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> R
         found.sort(key=lambda item: _can_vary(item[2], item[1]))  # what cannot is at fault
         path, expected, got = found[0]
         text, cause = _key_misfit(path, got, expected), _cause(got, expected)
-        others = _differing([other for other, *_ in found[1:]])
+        others = _swapped(found) or _differing([other for other, *_ in found[1:]])
         sizes = tuple([(other, dims) for other, old, new in found if (dims := _dims(new, old))])
         return Reason(f"{text}{others}", cause, path, what=_what(got, expected), sizes=sizes)
     fitting_same = [same for keys, same in fitting if keys == nearest]
@@ -48,6 +48,21 @@ def _differing(paths: Sequence[str]) -> str:
     named = [*paths[:_NAMED], *([f"{len(paths) - _NAMED} more"] if len(paths) > _NAMED else [])]
     several = f"arguments {', '.join(named[:-1])} and {named[-1]} differ too"
     return f"; {several if len(named) > 1 else f'argument {named[0]} differs too'}"
+
+
+def _swapped(found: Sequence[tuple[str, Hashable, Hashable]]) -> str:
+    """Two arguments of which each is as the other one was, as a question."""
+    if len(found) != 2:
+        return ""
+    (first, *one), (second, *other) = found
+    before, now = map(_kind_of, one)
+    is_so = before != now and [before, now] == list(map(_kind_of, reversed(other)))
+    return f"; are {first} and {second} swapped?" if is_so else ""
+
+
+def _kind_of(key: Hashable) -> Hashable:
+    """What a key says besides sizes."""
+    return (len(key.shape), key.dtype) if isinstance(key, TensorKey) else key
 
 
 def _plain(key: Hashable) -> Hashable:

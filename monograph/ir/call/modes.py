@@ -16,7 +16,8 @@ from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Key, first_equal, read_call
 from monograph.settings import Settings, shown_setting
 
-_WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
+_GRADIENTS = "the set of gradients that are there"
+_WITHOUT_VALUES = ("the choice of replicated arguments", _GRADIENTS)
 MODE_NAMES = (*_WITHOUT_VALUES, *(row.name for row in MODES))
 
 
@@ -71,7 +72,8 @@ def key_reasons(known: Key, now: Key) -> Iterator[Reason]:
         if old != new:
             values = what not in _WITHOUT_VALUES
             text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
-            yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
+            cause = Cause.TORCH_MODE if values else Cause.STRUCTURE
+            yield Reason(text, Cause.GRADIENTS if what is _GRADIENTS else cause, what)
 
 
 def _settings_changed(before: Settings, now: Settings) -> Iterator[Reason]:

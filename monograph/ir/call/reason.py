@@ -14,6 +14,7 @@ import torch
 OF_GROUP: Final = re.compile(r"(optimizer\.\w+)/group(\d+)/(\w+)")  # the path of a hyperparameter
 FIXED: Final = re.compile(r"(.+) = (\S+)$")  # the condition that a number which could move stays what it is
 _NAMED: Final = 3
+_OF_OPTIMIZER: Final = re.compile(r"optimizer\.\w+/\S+ is (?:gone|new)$|the order of param groups")
 _OF_STATE: Final = re.compile(r"(?:storage of )?(\S+) (?:was|is) (?:replaced|gone|new)|is another tensor")
 
 
@@ -36,6 +37,8 @@ class Cause(Enum):
     SETTING = auto()
     MEMBER = auto()  # a module or an optimizer of the graph
     STATE = auto()  # a tensor in the place of another
+    OPTIMIZER = auto()  # its state or its param groups are there, or gone
+    GRADIENTS = auto()  # those of the step before
     STATE_FORM = auto()  # dtype, shape, requires_grad of a tensor of the state
     HOOK = auto()
     READ = auto()  # the value of a tensor
@@ -102,6 +105,12 @@ class Reason(str):
         """The dimensions of other sizes of the argument that it is about."""
         return next((dims for path, dims in self.sizes if path == self.place), ())
 
+    def after(self, text: str) -> Reason:
+        """The same with more before it."""
+        return Reason(
+            f"{text}{self}", self.cause, self.place, what=self.what, sizes=self.sizes, advice=self.advice
+        )
+
     def followed_by(self, text: str) -> Reason:
         """The same with more at its end."""
         return Reason(
@@ -159,4 +168,6 @@ def of_owned(text: str) -> Reason:
         return Reason(text, Cause.HYPERPARAMETER, found[0])
     if "hook" in text:
         return Reason(text, Cause.HOOK)
+    if _OF_OPTIMIZER.match(text):
+        return Reason(text, Cause.OPTIMIZER)
     return Reason(text, Cause.STATE if _OF_STATE.search(text) else Cause.STATE_FORM)

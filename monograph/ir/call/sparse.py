@@ -77,7 +77,8 @@ def _known(tensor: torch.Tensor) -> tuple[SparseForm, tuple[torch.Tensor, ...]] 
         raise CaptureError(
             "an op makes a sparse tensor, and a graph does not know of which parts",
             where=user_place(),
-            hint="let the op give a dense tensor, for example sparse=False in the module",
+            hint="let the op give a dense tensor, for example sparse=False in the module; an embedding with sparse=True may be "
+            "used once in a step: look all rows up at once, emb(torch.cat([a, b]))",
         )
     return known
 

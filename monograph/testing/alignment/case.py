@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -42,6 +42,11 @@ class Case:
         found = getattr(self.target, "__name__", None) or getattr(self.target, "name", None)
         found = found or custom_op_name(self.target)  # of a custom op
         return found if isinstance(found, str) else type(self.target).__name__
+
+    @property
+    def reference_name(self) -> str:
+        """What messages call the reference."""
+        return replace(self, target=self.against, against="eager").name if callable(self.against) else "eager"
 
     @property
     def reference(self) -> Target:

@@ -12,6 +12,8 @@ from monograph.ir.call.tree import Attributed, Tree
 from monograph.numerics.judge import FloatReport, against_float64, differences
 from monograph.testing.alignment.record import LEFT, Record, sharing
 
+_GRADIENT, _OPTIMIZER = "gradient of", "optimizer"
+_IN_ORDER = ("result", _GRADIENT, "")  # how the paths of what is compared begin
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -32,29 +34,38 @@ class Tolerance:
 
 
 def compare(
-    expected: Record, got: Record, tolerance: Tolerance, exact: Record | None = None
+    expected: Record, got: Record, tolerance: Tolerance, exact: Record | None = None, reference: str = "eager"
 ) -> Iterator[str]:
-    """Each difference as a sentence, the most important first; `exact` is what float64 gives."""
-    for path, form in expected.forms.items():
-        if form != got.forms[path]:
-            yield f"{path} has another form: expected {_spelled(form)}, got {_spelled(got.forms[path])}"
+    """Each difference as a sentence: results, gradients, then state; `exact` is what float64 gives, `reference` what is expected of."""
+    others = {
+        path: f"{path} has another form: expected {_spelled(form)}, got {_spelled(got.forms[path])}"
+        for path, form in expected.forms.items()
+        if form != got.forms[path]
+    }
+    for path, text in others.items():
+        if not path.startswith(_OPTIMIZER):  # whose state follows from what else differs
+            yield text
             return
     unasked = {path for path, leaf in got.leaves.items() if path.endswith(LEFT) and leaf is None}
+    unasked |= {path for path in expected.leaves | got.leaves if path.startswith(tuple(others))}
     missing = (expected.leaves.keys() ^ got.leaves.keys()) - unasked
     for path in sorted(missing):
-        yield f"{path} is {'missing' if path in expected.leaves else 'there, but not in eager'}"
+        yield f"{path} is {'missing' if path in expected.leaves else f'there, but not in {reference}'}"
     paths = [path for path in expected.leaves if path not in missing | unasked]
-    for path in paths:
-        yield from _kinds(path, expected.leaves[path], got.leaves[path], tolerance)
-    yield from _values({path: (expected.leaves[path], got.leaves[path]) for path in paths}, tolerance, exact)
+    for kinds in _IN_ORDER:
+        pairs = {path: (expected.leaves[path], got.leaves[path]) for path in paths if _order(path) == kinds}
+        for path, pair in pairs.items():
+            yield from _kinds(path, *pair, tolerance, reference)
+        yield from _values(pairs, tolerance, exact)
+    yield from others.values()
     shared, seen = sharing(expected), sharing(got)
     for path in (path for path in shared if path in seen):
         alone = seen[path][0] == path
-        if shared[path] != seen[path] and not (alone and path.startswith("gradient of")):
+        if shared[path] != seen[path] and not (alone and path.startswith(_GRADIENT)):
             # eager mode lets gradients share memory by chance; not to share it is no fault
-            yield f"{path} {_memory(path, *seen[path])}; in eager it {_memory(path, *shared[path])}"
+            yield f"{path} {_memory(path, *seen[path])}; in {reference} it {_memory(path, *shared[path])}"
     for path in sorted(expected.kept - got.kept):
-        yield f"{path} is another tensor than before the call; in eager it is the same one"
+        yield f"{path} is another tensor than before the call; in {reference} it is the same one"
     if not same_states(expected.random_states, got.random_states):
         yield "the random state afterwards is another one: other random numbers were drawn"
 
@@ -64,14 +75,22 @@ def same_states(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -
     return len(expected) == len(got) and all(map(torch.equal, expected, got))
 
 
-def _kinds(path: str, expected: Any, got: Any, tolerance: Tolerance) -> Iterator[str]:
+def _order(path: str) -> str:
+    """Which of `_IN_ORDER` a path belongs to."""
+    return next((kind for kind in _IN_ORDER if path.startswith(kind)), "")
+
+
+def _kinds(path: str, expected: Any, got: Any, tolerance: Tolerance, reference: str) -> Iterator[str]:
     """What can be said of a value without its numbers."""
+    if path.startswith(_GRADIENT) and (expected is None) != (got is None):
+        yield f"{path} is {'missing' if got is None else f'there, but not in {reference}'}"
+        return
     if not (isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor)):
         if type(expected) is not type(got):
             yield f"{path} has another type: expected {_told(expected)}, got {_told(got)}"
         return
     loose = tolerance.close and not tolerance.check_dtype
-    gradient = path.startswith("gradient of")  # which autograd may hand out lazily conjugated, by chance
+    gradient = path.startswith(_GRADIENT)  # which autograd may hand out lazily conjugated, by chance
     for what, of in _FACTS.items():
         if gradient and what in ("is_conj", "is_neg"):
             continue

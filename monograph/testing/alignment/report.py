@@ -44,7 +44,8 @@ class Failure:
     def error(self) -> AlignmentError:
         """The exception; its script is written now."""
         path, note = write_script(self.case, self.mode, self.findings[0])
-        lines = [f"{self.case.name} in mode {self.mode.name}: {self.findings[0]}", *self._told(note)]
+        against = f" against {self.case.reference_name}" if callable(self.case.against) else ""
+        lines = [f"{self.case.name} in mode {self.mode.name}{against}: {self.findings[0]}", *self._told(note)]
         return AlignmentError(
             "\n".join(lines), what=self.findings[0], mode=self.mode.name, seed=self.case.seed, script=path
         )

@@ -41,6 +41,15 @@ class Counting(nn.Module):
         return x * (1 + self.calls)
 
 
+class Drawing(nn.Module):
+    """Draws in many ways, beside state that changes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + torch.rand_like(x).mul_(0.5) + torch.randn(4) * torch.empty(4).uniform_(0, 1)
+        x = x * torch.randint(1, 3, (4,)) + F.dropout(x, 0.3)
+        return x[:, torch.randperm(4)] + torch.empty(4, dtype=torch.int64).random_(5)
+
+
 BODIES: dict[str, Callable[[], list[nn.Module]]] = {
     "batch norm": lambda: [nn.BatchNorm1d(4)],
     "cumulative": lambda: [nn.BatchNorm1d(4, momentum=None)],
@@ -48,11 +57,16 @@ BODIES: dict[str, Callable[[], list[nn.Module]]] = {
     "functional": lambda: [Norm()],
     "dropout": lambda: [nn.Dropout(0.5)],
     "both": lambda: [nn.BatchNorm1d(4), nn.Dropout(0.5)],
+    "many draws": lambda: [nn.BatchNorm1d(4), Drawing(), nn.Dropout(0.2)],
     "counting": lambda: [Counting()],
     "plain": list,
 }
-REPEATS = {"dropout", "both"}  # draws that the second run repeats, if it preserves the state of the generator
-CHANGES = {"batch norm", "cumulative", "functional", "both", "counting"}
+REPEATS = {
+    "dropout",
+    "both",
+    "many draws",
+}  # draws that the second run repeats, if it preserves the state of the generator
+CHANGES = {"batch norm", "cumulative", "functional", "both", "many draws", "counting"}
 
 
 class Net(nn.Module):
@@ -105,13 +119,50 @@ def test_a_region_runs_as_in_eager_mode(body: str, reentrant: bool, preserve: bo
         return Net(body, checkpoint, use_reentrant=reentrant, preserve_rng_state=preserve)
 
     refused = reentrant and (body in CHANGES or (body in REPEATS and not preserve))
-    if not refused and not (body == "both" and preserve):
+    if not refused:
         compare(make)
         return
     with pytest.raises(mg.CaptureError, match="a region of torch\\.utils\\.checkpoint") as caught:
         trained(make, graph=True)
     assert caught.value.where.line
-    assert ("use_reentrant=False" if reentrant else "preserve_rng_state=False") in caught.value.hint
+    assert "use_reentrant=False" in caught.value.hint
+
+
+class Choosing(nn.Module):
+    """Draws by what is in a tensor, which the second run may find changed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.bernoulli(x.detach().sigmoid())
+
+
+def test_draws_by_values_are_not_repeated() -> None:
+    def make() -> nn.Module:
+        made = Net("batch norm", checkpoint, use_reentrant=False)
+        made.body.append(Choosing())
+        return made
+
+    with pytest.raises(mg.CaptureError, match=r"cannot repeat those of aten\.bernoulli\.default") as caught:
+        trained(make, graph=True)
+    assert caught.value.hint == "checkpoint what draws apart from what changes state"
+    assert caught.value.where.line
+
+
+def test_a_generator_of_its_own_goes_on_in_the_second_run() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(x, 0.5) * torch.rand(4, generator=self.generator)
+
+    def make() -> nn.Module:
+        made = Net("plain", checkpoint, use_reentrant=False, determinism_check="none")
+        made.body.append(Own())
+        made.body.append(nn.Linear(4, 4))
+        return made
+
+    compare(make)
 
 
 OPTIONS = {
@@ -151,8 +202,9 @@ def without_gradients(body: nn.Module, x: torch.Tensor, **options: Any) -> torch
 
 @pytest.mark.parametrize("around", [nested, twice, sequential, under_autocast, without_gradients])
 @pytest.mark.parametrize("body", ["batch norm", "both", "plain"])
-def test_regions_in_other_places(body: str, around: Callable[..., Any]) -> None:
-    compare(lambda: Net(body, around, use_reentrant=False, preserve_rng_state=False))
+@pytest.mark.parametrize("preserve", [True, False])
+def test_regions_in_other_places(body: str, around: Callable[..., Any], preserve: bool) -> None:
+    compare(lambda: Net(body, around, use_reentrant=False, preserve_rng_state=preserve))
 
 
 def test_a_reentrant_region_of_data_alone_has_no_gradient() -> None:

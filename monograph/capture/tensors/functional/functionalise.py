@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.capture.tensors.checkpoint_regions import repeat_draws
 from monograph.capture.tensors.functional.replay import Replay
 from monograph.capture.tensors.functional.results_on_fakes import complete
 from monograph.capture.tensors.functional.rewrite import Rewrite
@@ -52,6 +53,7 @@ def functionalise(
     The last `num_state` results of the step are new state; `overwritten` are the inputs that some of it replaces.
     What cannot be copied op by op is traced again under functional tensors, and with `replayed` all of it.
     """
+    repeat_draws(module.graph)
     complete(module.graph)
     round_numbers(module.graph)
     plan = all_replayed(module.graph) if replayed else rewriting(module.graph)

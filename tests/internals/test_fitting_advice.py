@@ -1,0 +1,242 @@
+"""Advice fits what has happened: what to do about it, or that there is nothing to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import prune
+
+import monograph as mg
+from monograph.internals.internals import internals_of
+from tests.support import assert_same
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+
+@dataclasses.dataclass
+class Options:
+    scale: float
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.first(x)))  # type: ignore[no-any-return]
+
+
+class Step(mg.Graph):
+    def __init__(self, body: Callable[..., Any] | None, extra: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Net()
+        self.body, self.extra = body, extra
+        self.add_optimizer(torch.optim.SGD(self.net.parameters(), 0.1, momentum=0.9))
+        self.config.backend("aten")
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.net(x)
+        loss = (found if self.body is None else self.body(self, found)).square().mean()
+        loss.backward()
+        return loss
+
+
+def optimizer_of(step: Any) -> torch.optim.Optimizer:
+    found: torch.optim.Optimizer = internals_of(step).registry.optimizers[0].optimizer
+    return found
+
+
+def set_extra(value: Any) -> Callable[[Any, int], None]:
+    def change(step: Any, index: int) -> None:
+        step.extra = value(float(index))
+
+    return change
+
+
+def net_of(step: Any) -> Net:
+    found: Net = step.net.to(nn.Module)
+    return found
+
+
+def momentum(step: Any, index: int) -> None:
+    net_of(step).norm.momentum = 0.1 + index / 10
+
+
+def pruned(step: Any, index: int) -> None:
+    if index == 1:
+        prune.l1_unstructured(net_of(step).first, "weight", 0.5)
+
+
+def more_parameters(step: Any, index: int) -> None:
+    if index == 1:
+        net_of(step).register_module("more", nn.Linear(6, 2))
+        optimizer_of(step).add_param_group({"params": net_of(step).more.parameters()})
+
+
+def cleared(step: Any, index: int) -> None:
+    if index == 2:
+        optimizer_of(step).state.clear()
+
+
+def nothing(_step: Any, _index: int) -> None:
+    pass
+
+
+def new_key(step: Any, index: int) -> None:
+    if index == 1:
+        step.extra["b"] = 1.0
+
+
+def drawn(_step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * random.random()
+
+
+def drawn_by_numpy(_step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * np.random.rand()
+
+
+def by_entry(step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * step.extra[1]  # type: ignore[no-any-return]
+
+
+def by_entries(step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * sum(step.extra.values())  # type: ignore[no-any-return]
+
+
+def by_option(step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * step.extra.scale  # type: ignore[no-any-return]
+
+
+NOTHING_TO_DO = "one build serves all further values of graph.extra[1]: nothing to do"
+CASES: dict[str, tuple[Any, ...]] = {
+    "momentum of a norm": (None, None, momentum, "the momentum of a norm", 4),
+    "pruned": (None, None, pruned, "the model has other parts, which costs one build", 2),
+    "more parameters": (None, None, more_parameters, "the model has other parts, which costs one build", 2),
+    "state cleared": (None, None, cleared, "the optimizer has other state or other groups, which costs one build", 2),
+    "random": (drawn, None, nothing, "before the call and pass it as an argument, or draw by torch.rand(())", 4),
+    "numpy": (drawn_by_numpy, None, nothing, "before the call and pass it as an argument, or draw by torch.rand(())", 4),
+    "a list replaced": (by_entry, [1.0, 2.0], set_extra(lambda value: [1.0, value]), NOTHING_TO_DO, 2),
+    "an object replaced": (by_option, Options(2.0), set_extra(Options), "make it once and keep it there", 4),
+    "new key": (by_entries, {"a": 1.0}, new_key, "each set of keys of graph.extra has a build: keep its keys", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_advice_fits(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    body, extra, change, written, num_builds = CASES[case]
+    caplog.set_level(logging.WARNING, "monograph")
+    step = Step(body, extra)
+    for index in range(4):
+        change(step, index)
+        step(X)
+    assert len(step.builds) == num_builds
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1, said
+    assert written in said[0]
+
+
+def test_the_reason_for_a_dtype_that_comes_back_says_when_its_build_went() -> None:
+    step: Any = mg.trace(Net())
+    net = net_of_trace(step)
+    step.config.backend("aten")
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        net.to(dtype)
+        step(X.to(dtype))
+    assert str(step.builds[2].reason) == (
+        "the build for this was let go when dtype of module.first.weight changed from torch.float32 to torch.float64"
+    )
+
+
+def net_of_trace(step: Any) -> Net:
+    found: Net = step.module.to(nn.Module)
+    return found
+
+
+def test_an_old_head_that_the_optimizer_still_has() -> None:
+    step = Step(None, None)
+    step(X)
+    net_of(step).head = nn.Linear(6, 2)
+    optimizer_of(step).add_param_group({"params": net_of(step).head.parameters()})
+    with pytest.raises(mg.OptimizerError, match="that no module of the graph holds") as caught:
+        step(X)
+    assert "take the parameters of the old one out of optimizer.param_groups" in caught.value.hint
+
+
+def test_arguments_that_are_swapped() -> None:
+    model = nn.Linear(4, 3)
+    step = mg.train_graph(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    x, y = X, torch.zeros(8, dtype=torch.int64)
+    step(x, y)
+    with pytest.raises(mg.MonographError) as caught:
+        step(y, x)
+    assert "are batch[0] and batch[1] swapped?" in caught.value.hint
+
+
+def test_another_object_where_one_was_known_weakly_is_named_by_its_class(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "monograph")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    step = mg.trace(model)
+    step(X)
+    model[2] = nn.Linear(4, 2)
+    step(X)
+    assert not any("monograph.capture" in record.getMessage() for record in caplog.records)
+
+
+def test_what_is_to_be_known_of_captures_is_said_once(
+    caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    caplog.set_level(logging.INFO, "monograph")
+    with (tmp_path / "log").open("w") as file:
+
+        def writes(_step: Any, out: torch.Tensor) -> torch.Tensor:
+            file.write("a line")
+            return out
+
+        step = Step(writes, None)
+        for _ in range(4):
+            step(X)
+    notes = [item for item in caplog.records if "only a new capture can repeat" in item.getMessage()]
+    assert len(notes) <= 1
+
+
+def test_a_head_is_replaced_as_the_hint_says() -> None:
+    def trained(*, graph: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def body(out: torch.Tensor, _target: Any) -> torch.Tensor:
+            return out.square().mean()
+
+        step = mg.train_graph(net, body, optimizer) if graph else None
+        for index in range(4):
+            if index == 2:
+                old = set(map(id, net.head.parameters()))
+                net.head = nn.Linear(6, 2)
+                kept = [item for item in optimizer.param_groups[0]["params"] if id(item) not in old]
+                optimizer.param_groups[0]["params"] = kept
+                optimizer.add_param_group({"params": net.head.parameters()})
+            if step is not None:
+                step(X, X)
+            else:
+                optimizer.zero_grad()
+                body(net(X), X).backward()
+                optimizer.step()
+        assert step is None or len(step.builds) == 2
+        return dict(net.state_dict())
+
+    assert_same(trained(graph=False), trained(graph=True))
