@@ -293,7 +293,7 @@ def test_an_exception_of_eager_mode_passes_through() -> None:
     ("wrong", "message"),
     [
         (lambda: align(3), "takes a function or an nn.Module, got a int"),
-        (lambda: align(mg.trace(torch.sin), torch.randn(2)), "got a sin_graph"),
+        (lambda: align(mg.trace(torch.sin), torch.randn(2)), "got the graph sin_graph"),
         (lambda: align(torch.sin, torch.randn(2), calls=0), "needs at least one call"),
         (
             lambda: align(torch.sin, torch.randn(2), modes=["other"]),
