@@ -82,6 +82,8 @@ class GraphTrainer(Trainer):
             if self._configure is not None:
                 self._configure(self.graph.config)
         _settle(self.model, self._architectures)
+        if getattr(self, "_mixed_mesh_grads", False) is None:  # what the Trainer finds out in its first step
+            self._mixed_mesh_grads = False
         model.train()
         update = self.accelerator.sync_gradients
         loss, self._norm = self.graph(self._prepare_inputs(inputs), num_items_in_batch, update)
