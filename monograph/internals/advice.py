@@ -13,6 +13,7 @@ from monograph.capture.guards.sources.values import Moves
 from monograph.capture.trace import LOGGER
 from monograph.compiler import Build
 from monograph.errors import MonographError
+from monograph.ir.call.modes import GRADIENTS_THERE
 from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
 from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.varying import Varying, has_gaps
@@ -35,10 +36,16 @@ class Advised:
 
     causes: set[Cause] = field(default_factory=set)
     ours: set[Cause] = field(default_factory=set)  # of builds that a tool makes: nobody has to write anything
+    expected: set[str] = field(
+        default_factory=set
+    )  # arguments that a tool gives: a build for each value is meant
 
     def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
         """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
         serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
+        if reason.cause is Cause.CONSTANT_GIVEN and reason.place in self.expected:
+            LOGGER.info("%s: build %d: %s", graph, number, reason)
+            return
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
         is_new = reason.cause not in self.causes and bool(reason.advice) and not serves_all
         aloud = (is_new or number >= _MANY_BUILDS) and reason.cause not in self.ours
@@ -217,6 +224,13 @@ def _about_hyperparameters(reason: Reason) -> str:
     return f"set {place} before the first call, and keep its type: floats move without a build"
 
 
+def _about_structure(reason: Reason) -> str:
+    """Gradients are there or not, as in accumulation: nobody has to write anything against that."""
+    if reason.place == GRADIENTS_THERE:
+        return ""
+    return "each choice of arguments has a build: give the same ones in each call"
+
+
 def _always(text: str) -> Callable[[Reason], str]:
     return lambda reason: text.format(place=reason.place)
 
@@ -257,7 +271,7 @@ _LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.FORM: _about_form,
     Cause.NUMBER_GIVEN: _about_whole_numbers,
     Cause.CONSTANT_GIVEN: _about_values,
-    Cause.STRUCTURE: _always("each choice of arguments has a build: give the same ones in each call"),
+    Cause.STRUCTURE: _about_structure,
     Cause.IDENTITY: _always("pass x.clone() where two arguments, or an argument and state, are to be apart"),
     Cause.NUMBER: _about_numbers,
     Cause.VALUE: _about_values,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,7 +16,8 @@ from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Key, first_equal, read_call
 from monograph.settings import Settings, shown_setting
 
-_WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
+GRADIENTS_THERE: Final = "the set of gradients that are there"
+_WITHOUT_VALUES = ("the choice of replicated arguments", GRADIENTS_THERE)
 MODE_NAMES = (*_WITHOUT_VALUES, *(row.name for row in MODES))
 
 
