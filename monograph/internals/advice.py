@@ -40,12 +40,14 @@ class Advised:
         default_factory=set
     )  # arguments that a tool gives: a build for each value is meant
 
+    def about(self, reason: Reason, call: Call, stays: str) -> Reason:
+        """The reason for a build with what to write against it; `stays` says why sizes do not vary in it."""
+        is_meant = reason.cause is Cause.CONSTANT_GIVEN and reason.place in self.expected
+        return reason if is_meant else reason.advised(advice(reason, call, stays))
+
     def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
         """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
         serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
-        if reason.cause is Cause.CONSTANT_GIVEN and reason.place in self.expected:
-            LOGGER.info("%s: build %d: %s", graph, number, reason)
-            return
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
         is_new = reason.cause not in self.causes and bool(reason.advice) and not serves_all
         aloud = (is_new or number >= _MANY_BUILDS) and reason.cause not in self.ours
