@@ -151,9 +151,9 @@ class Reads:
     def end(self) -> None:
         """The code of the step has run. What it has not asked for of the objects that are known exactly does not count."""
         touched = self.settled | self.absent | self.written
-        for key, item in ((key, self.entered[key]) for key in self.exact):
-            found = (name for name, value in item.before.items() if is_plain(value))
-            self.unread += [(item.owner, name) for name in found if (key, name) not in touched]
+        for item in map(self.entered.__getitem__, self.exact):
+            names = [name for name, value in item.before.items() if is_plain(value)]
+            self.unread += [(item.owner, n) for n in names if (id(item.owner), n) not in touched]
 
     def written_first(self) -> Iterator[tuple[Any, str]]:
         """The objects and names of attributes that build() set before it asked for them."""
@@ -206,13 +206,13 @@ class Reads:
 
     def enter_held(self, owner: Any, names: Iterable[str]) -> None:
         """Follow what the Graph holds under these names, and what that holds, from the beginning: all reads are known."""
-        held = [(f"graph.{name}", value) for name in names if _is_users(value := vars(owner)[name])]
+        held = [(f"graph.{name}", item) for name in names if _has_class(item := vars(owner)[name])]
         parts = [(f"{at}.{name}", p) for at, item in held for name, p in (self._entries(item) or {}).items()]
         for label, item in [*held, *parts]:
-            if _is_users(item) and not isinstance(item, (nn.Module, Optimizer, root_class(owner))):
+            if _has_class(item) and not isinstance(item, (nn.Module, Optimizer, root_class(owner))):
                 self._watch(type(item))
-                self.enter(item, label)
                 if any(patch.cls in type(item).__mro__ for patch in self._patches):
+                    self.enter(item, label)
                     self.exact |= {id(item)} & self.entered.keys()
 
     @contextmanager
@@ -222,9 +222,8 @@ class Reads:
         with taken_off(self._patches), self.overlay.paused():
             yield
 
-    def _entries(self, owner: Any) -> dict[str, Any] | None:
-        entries: dict[str, Any] | None = self.overlay.of(real_attributes_of(owner))
-        return entries
+    def _entries(self, owner: Any) -> Any:
+        return self.overlay.of(real_attributes_of(owner))
 
     def is_in_instance(self, owner: Any, name: str) -> bool:
         """False for what torch keeps for itself in modules and optimizers."""
@@ -294,6 +293,11 @@ def record_reads(
 def _is_users(value: Any) -> bool:
     """True for objects of the user's own classes, such as a loss that is no module or a configuration."""
     return not isinstance(value, _NOT_WATCHED) and not is_plain(value) and is_watched(type(value).__module__)
+
+
+def _has_class(value: Any) -> bool:
+    """True for objects of the user's own classes that Python code can put methods on."""
+    return type(value) not in weakref.ProxyTypes and not is_namespace(value) and _is_users(value)
 
 
 def root_class(owner: Any) -> type:
