@@ -13,6 +13,7 @@ from monograph.capture.guards.sources.values import Moves
 from monograph.capture.trace import LOGGER
 from monograph.compiler import Build
 from monograph.errors import MonographError
+from monograph.internals.together import sizes_vary
 from monograph.ir.call.modes import GRADIENTS_THERE
 from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
 from monograph.ir.call.signature import Call, TensorKey
@@ -28,6 +29,8 @@ _NEEDS: Final = (
     "for one build, use a fixed size and a mask, or a size of a tensor, such as x.shape[0]; give torch.tensor([...]) as an "
     "argument; arithmetic alone has one build for all values"
 )
+# where something besides sizes differs from each build that there is
+_NEXT_FOR_ALL: Final = "the next size makes a build for any size, and nobody has to do anything"
 
 
 @dataclass
@@ -49,7 +52,9 @@ class Advised:
         """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
         serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
-        is_new = reason.cause not in self.causes and bool(reason.advice) and not serves_all
+        is_new = (
+            reason.cause not in self.causes and reason.advice not in ("", _NEXT_FOR_ALL) and not serves_all
+        )
         aloud = (is_new or number >= _MANY_BUILDS) and reason.cause not in self.ours
         self.causes.add(reason.cause)
         level = logging.WARNING if aloud else logging.INFO
@@ -77,7 +82,8 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
             return _about_varying(varying, call.paths())
         if with_gaps := _with_gaps(reason, call):
             return _about_gaps(with_gaps)
-        return _about_sizes(reason, _why_sizes_stay(reason, call) or stays or "the step needs one size")
+        why = _why_sizes_stay(reason, call) or stays
+        return _about_sizes(reason, why) if why else _NEXT_FOR_ALL
     if reason.cause is Cause.NUMBER_GIVEN and int in call.keys:
         return _about_numbers(reason)
     line = _LINES.get(reason.cause)
@@ -116,6 +122,8 @@ def _why_sizes_stay(reason: Reason, call: Call) -> str:
     _, settings, _ = call.key
     if not settings.dynamic:
         return "config.dynamic(False) keeps sizes numbers"
+    if not sizes_vary(settings):
+        return "the processes of a pipeline send what has one size"
     keys = {path: (leaf, key) for leaf, (path, key) in enumerate(zip(call.paths(), call.keys, strict=True))}
     leaf, key = keys.get(reason.place, (0, None))
     if isinstance(key, TensorKey):
