@@ -211,6 +211,25 @@ def test_a_number_that_another_kind_takes_over_from_moves_from_then_on() -> None
     assert len(step.builds) == 2
 
 
+def test_something_else_in_the_place_of_a_number_that_moves() -> None:
+    """A branch on the number cannot be looked at with it."""
+
+    def read(loop: Any, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(loop.alpha, tuple):
+            return x.sum() * 9
+        return x.sum() * loop.alpha if loop.alpha > 0 else x.sum()
+
+    loop = Loop()
+    step = Step(loop, read)
+    for value in (1.0, 2.0, 3.0, (), 4.0, -1.0, (), 5.0):
+        loop.alpha = value  # type: ignore[assignment]
+        assert step(torch.ones(3)) == read(loop, torch.ones(3))
+    loop.alpha = "a"  # type: ignore[assignment]
+    with pytest.raises(TypeError) as caught:
+        step(torch.ones(3))
+    assert caught.traceback[-1].path.name == "test_known_reads.py"
+
+
 def test_the_graphs_of_the_package_are_looked_through_like_those_of_users() -> None:
     """What their code names counts."""
     found = set[str]()
