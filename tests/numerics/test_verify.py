@@ -249,4 +249,4 @@ def test_a_call_that_no_build_serves_is_told_with_the_build_that_it_got() -> Non
     report = step.verify(torch.ones(2))
     assert report.ok
     assert report.made == f"build 1 was made for it ({step.builds[1].reason})"
-    assert "  no build of the graph served this call: build 1 was made for it (argument" in str(report)
+    assert "  no build of the graph served this call: build 1 was made for it (the call has 1" in str(report)
