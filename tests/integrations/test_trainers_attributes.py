@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,3 +144,22 @@ def test_verify_before_the_first_step_is_told(tmp_path: Path) -> None:
     made = trained(GraphTrainer, tmp_path, max_steps=0, num_train_epochs=0)
     with pytest.raises(mg.DefinitionError, match="made no step"):
         made.verify()
+
+
+class Holding(Trainer):  # type: ignore[misc]
+    """Leaves an object of its own in a list."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.kept: list[Any] = []
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **options)
+        self.kept.append(SimpleNamespace(loss=loss.detach()))
+        return loss
+
+
+def test_what_no_replay_can_leave_is_told_at_a_line_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(mg.CaptureError, match=r"into graph\.trainer\.kept, and no replay") as caught:
+        trained(graphed(Holding), tmp_path, max_steps=1)
+    assert "tests/integrations" in caught.value.where.file
