@@ -52,9 +52,8 @@ class Advised:
         """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
         serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
-        is_new = (
-            reason.cause not in self.causes and reason.advice not in ("", _NEXT_FOR_ALL) and not serves_all
-        )
+        quiet = ("", _NEXT_FOR_ALL)
+        is_new = reason.cause not in self.causes and reason.advice not in quiet and not serves_all
         aloud = (is_new or number >= _MANY_BUILDS) and reason.cause not in self.ours
         self.causes.add(reason.cause)
         level = logging.WARNING if aloud else logging.INFO

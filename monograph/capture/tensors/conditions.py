@@ -199,14 +199,10 @@ def _present(text: str, inputs: Sequence[Any], numbers: Sequence[Any]) -> str:
 
 
 def _holds(check: Check, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
-    """True if a check holds; one that raises does not, and capture meets the error at the user's line."""
+    """True if a check holds; one that raises, also for what is no number, does not: capture meets the error at the user's line."""
     try:
         return check(inputs, numbers)
-    except (
-        ArithmeticError,
-        ValueError,
-        TypeError,
-    ):  # the last where something else has taken the place of a number
+    except (ArithmeticError, ValueError, TypeError):
         return False
 
 
