@@ -166,26 +166,25 @@ class Shared:
         self.__dict__ = self.attributes
 
 
+FIRST, SECOND = Shared(), Shared()
+
+
 def test_objects_that_share_their_attributes_keep_them() -> None:
-    def later(shared: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * shared.scale["by"]
+    def later(x: torch.Tensor) -> torch.Tensor:
+        return x * SECOND.scale["by"]
 
     class Sharing(mg.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Shared(), Shared()
-
         def build(self, x: torch.Tensor) -> torch.Tensor:
-            if self.first.ready and self.second.ready:
+            if FIRST.ready and SECOND.ready:
                 x = x + 1
-            return later(self.second, x).sum()
+            return later(x).sum()
 
     Shared.attributes.update(ready=True, scale={"by": 2.0})
     step = Sharing()
     got = [step(torch.ones(2)).item()]
     Shared.attributes["scale"] = {"by": 3.0}
     got.append(step(torch.ones(2)).item())
-    Shared().ready = False
+    FIRST.ready = False
     got.append(step(torch.ones(2)).item())
     assert got == [8.0, 12.0, 6.0]
     assert Shared.attributes == {"ready": False, "scale": {"by": 3.0}}
