@@ -33,7 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from monograph.renamed import renamed_class
-from monograph.user_code.lines import Origin, calling_place, user_place
+from monograph.user_code.lines import Origin, calling_place, step_place
 
 
 def __getattr__(name: str) -> Any:  # for pickles
@@ -117,7 +117,7 @@ class CaptureError(MonographError):
 
     @staticmethod
     def _place(frame: FrameType) -> Origin:
-        return user_place(frame)
+        return step_place(frame)
 
 
 _LONGEST_SHOWN = 80  # letters of what was given, in a message

@@ -25,8 +25,7 @@ from monograph.errors import DefinitionError, MissingBuildError, no_attribute
 from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import graph_text
 from monograph.internals.internals import RUNNING, Internals, internals_of
-from monograph.internals.kind import Kind
-from monograph.internals.registry import one_scheduler
+from monograph.internals.registry import Kind, one_scheduler
 from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import clipped, pre

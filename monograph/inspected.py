@@ -82,8 +82,8 @@ def verify(
 
     On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
     are compared by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
-    first op that differs, with the user's line and the pass or kernels that made it. Nothing is changed. Raises
-    DefinitionError for an unknown comparison.
+    first op that differs, with the user's line and the pass or kernels that made it. A call that no build serves gets
+    one, which the report's `made` names. Nothing else is changed. Raises DefinitionError for an unknown comparison.
 
     >>> import monograph as mg
     >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok

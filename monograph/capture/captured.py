@@ -204,7 +204,7 @@ def _guard_sources(
     step: TracedStep, own: Sequence[tuple[OwnPlace, Any]], bound: frozenset[int]
 ) -> Sequence[Source]:
     """The places that the step has read, each with what is there from now on. `bound` are ids of state."""
-    for owner, name in step.reads.written_first():
+    for owner, name in (*step.reads.written_first(), *step.reads.unread):
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
     places = step.side_effects.module_state.places() | {

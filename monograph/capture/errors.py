@@ -22,7 +22,7 @@ from monograph.errors import (
     first_line,
 )
 from monograph.state.find import Owned
-from monograph.user_code.lines import Origin, source_of, user_place, user_place_of
+from monograph.user_code.lines import Origin, source_of, step_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
 
 _VALUE_READ = (  # what is said where code asks a fake for its values
@@ -119,7 +119,7 @@ def translated(error: Exception, owned: Owned) -> Exception:
     """The error for the user: what happened at which of their lines, in which module, and what to do."""
     place = user_place_of(error)
     if not place.file:  # build() itself is not the user's: of mg.train_graph, for example
-        place = user_place()
+        place = step_place()
     place = replace(place, module=_module_of(error, owned.named_modules()))
     if isinstance(error, MonographError):
         if error.where is None and place.file:

@@ -19,6 +19,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 import monograph as mg
 from monograph.config import GraphConfig
+from monograph.internals.internals import internals_of
+from monograph.numerics.verify import VerifyReport
 
 # hooks between forward and update
 _HOOKS_OF_STEP = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -39,6 +41,7 @@ class LightningStep(mg.Graph):
         self.module = module
         self.trainer = trainer
         self.accumulates = _accumulates(trainer)
+        internals_of(self).advised.expected.add("update")
         self.add_optimizer(trainer.optimizers[0], manual=self.accumulates)
         if self.accumulates:
             self.config.keep_gradients()
@@ -103,6 +106,7 @@ class GraphStrategy(SingleDeviceStrategy):
         self.num_nodes = 1
         self._configure = configure
         self._updates = False  # whether the present batch is the last of its step
+        self._last: tuple[Any, int | None, bool] | None = None  # the arguments of the last call of the graph
 
     @property
     def root_device(self) -> torch.device:
@@ -148,10 +152,23 @@ class GraphStrategy(SingleDeviceStrategy):
             self._make_graph(self.graph.trainer, module)
         if batch_idx is not None and not self._reads_index:
             batch_idx = 0  # an int that moves would be captured once more
-        output, logged = self.graph(batch, batch_idx, self._updates)
+        self._last = batch, batch_idx, self._updates
+        output, logged = self.graph(*self._last)
         for name, (value, given, options) in logged.items():
             module.log(name, value, *given, **options)
         return output
+
+    def verify(self, **options: Any) -> VerifyReport:
+        """The last step once more, as the graph and eagerly, by `graph.verify()`: same options. Nothing is changed.
+
+        Its arguments are those of the loop. Raises DefinitionError before the first step.
+        """
+        if self._last is None:
+            raise mg.DefinitionError(
+                "verify() of a GraphStrategy that has made no step",
+                hint="call it after fit(), or in a callback's on_train_batch_end()",
+            )
+        return self.graph.verify(*self._last, **options)
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Nothing: the step has done it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from transformers import Trainer, TrainerCallback
 
 import monograph as mg
 from monograph.config import GraphConfig
+from monograph.internals.internals import internals_of
+from monograph.numerics.verify import VerifyReport
 
 # of TrainingArguments: what no graph heeds, with what it is where nothing is asked for
 _NOT_HEEDED = {"torch_compile": False, "torch_empty_cache_steps": None}
@@ -30,6 +33,7 @@ class TrainerStep(mg.Graph):
         self.model = model
         self.trainer = trainer
         self.accumulates = trainer.args.gradient_accumulation_steps > 1
+        internals_of(self).advised.expected.add("update")
         self.add_optimizer(optimizer, manual=self.accumulates)
         if self.accumulates:
             self.config.keep_gradients()
@@ -70,6 +74,9 @@ class GraphTrainer(Trainer):
         self._graphed: Any = None  # the optimizer of the graph
         self._configure = configure
         self._norm: torch.Tensor | None = None  # of the gradients of the last step
+        self._last: tuple[dict[str, Any], Any, bool] | None = (
+            None  # the arguments of the last call of the graph
+        )
         self._architectures = [type(self.model).__name__]
 
     def training_step(
@@ -82,10 +89,28 @@ class GraphTrainer(Trainer):
             if self._configure is not None:
                 self._configure(self.graph.config)
         _settle(self.model, self._architectures)
+        if getattr(self, "_mixed_mesh_grads", False) is None:  # what the Trainer finds out in its first step
+            self._mixed_mesh_grads = False
         model.train()
-        update = self.accelerator.sync_gradients
-        loss, self._norm = self.graph(self._prepare_inputs(inputs), num_items_in_batch, update)
+        prepared, update = self._prepare_inputs(inputs), self.accelerator.sync_gradients
+        self._last = dict(prepared), num_items_in_batch, update  # a loss may take its labels out
+        loss, self._norm = self.graph(prepared, num_items_in_batch, update)
         return loss
+
+    def verify(self, **options: Any) -> VerifyReport:
+        """The last step once more, as the graph and eagerly, by `graph.verify()`: same options. Nothing is changed.
+
+        Its arguments are those of the Trainer, and the model is in training mode for it. Raises DefinitionError before
+        the first step.
+        """
+        if self.graph is None or self._last is None:
+            raise mg.DefinitionError(
+                "verify() of a Trainer that has made no step",
+                hint="call it after train(), or in a callback's on_step_end()",
+            )
+        inputs, *others = self._last
+        with _training(self.model):
+            return self.graph.verify(dict(inputs), *others, **options)
 
     # the Trainer asks for these after the last batch of a step, then steps an optimizer that has no gradients any more
 
@@ -94,6 +119,18 @@ class GraphTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> torch.Tensor | None:
         return self._norm
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Inside, a model is in the mode that it has in a step."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _settle(model: nn.Module, architectures: list[str]) -> None:

@@ -26,13 +26,12 @@ from monograph.errors import (
     TornStateError,
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
-from monograph.internals.advice import Advised, advice, after_capture, size_needed_by, why_fixed
+from monograph.internals.advice import Advised, after_capture, size_needed_by, why_fixed
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, check_declared, make_by_names
-from monograph.internals.kind import Kind
 from monograph.internals.misfit import about_misfit
 from monograph.internals.mistakes import Mistakes
-from monograph.internals.registry import Registry
+from monograph.internals.registry import Kind, Registry
 from monograph.internals.sizes_of_one import NotPermitted, Served, capture_unless_served
 from monograph.internals.together import Together, prepare, sizes_vary
 from monograph.internals.upgrades import Upgrades, can_wait
@@ -260,7 +259,7 @@ class Internals:
         by_names, candidates = self.cache.serving_but_for_ones(call) if may_vary else (call, [])
         if not candidates:
             return self.make_build(call, reason, stays)
-        reason = reason.advised(advice(reason, call, stays))
+        reason = self.advised.about(reason, call, stays)
         permit = partial(check_limit, self.name, self.settings, len(self.cache.all), reason)
         capture_by = partial(capture_unless_served, candidates, permit)
         try:
@@ -282,7 +281,7 @@ class Internals:
 
     def _permitted(self, call: Call, reason: Reason, stays: str = "") -> Reason:
         """The reason for a build, with advice. Raises CaptureError if the configuration allows no further one."""
-        reason = reason.advised(advice(reason, call, stays))
+        reason = self.advised.about(reason, call, stays)
         check_limit(self.name, self.settings, len(self.cache.all), reason)
         return reason
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,19 @@ from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, OptimizerError, shown
 from monograph.state.averages import Average
 from monograph.state.find import Owned, RegisteredOptimizer, nameless
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How it shows modules, and the name that its last argument may have."""
+
+    block: type[Block] = Block
+    last: str | None = None
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the graphs, for their names
+
+    def of_subclass(self, block: type[Block] | None, last: str | None) -> Kind:
+        """What a class below says; None for what it says nothing of."""
+        return Kind(block or self.block, last or self.last)
 
 
 class Registry:

@@ -32,6 +32,7 @@ class Subject:
     owned: Owned
     what: str  # the method by which it is looked at
     padded: str = ""  # which sizes of the arguments are padded, and to what
+    made: str = ""  # which build was made for it, and why, if none of those that there were served it
 
     @property
     def inside(self) -> Internals:
@@ -108,9 +109,12 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: 
     if Spec in map(type, call.leaves):
         raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
     with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
+        before = list(inside.builds)
         graph.compile(*formed[0], **formed[1])
+        new = [build for build in inside.builds if build not in before] if before else []
         inside.together.meet(inside.name, inside.builds, what)
-        subject = Subject(graph, (args, kwargs), formed, call, inside.owned(), what, padded)
+        made = "".join(f"build {build.number} was made for it ({build.reason})" for build in new[:1])
+        subject = Subject(graph, (args, kwargs), formed, call, inside.owned(), what, padded, made)
         kept = subject.keep()
         try:
             yield subject

@@ -53,6 +53,7 @@ class VerifyReport(Displayed):
     ok: bool
     ranks: tuple[int, ...] = ()  # where it does not hold, if several processes take the step
     padded: str = ""  # which sizes of the arguments were padded, and to what
+    made: str = ""  # the build that was made for this call, if none of those that there were served it
 
     def repro(self, path: str | Path) -> None:
         """Write a script that shows the first difference without the model, and its tensors beside it (safetensors).
@@ -70,6 +71,7 @@ class VerifyReport(Displayed):
         lines = [head + ("as promised" if self.ok else "NOT as promised")]
         lines.append(f"  {same} of {len(self.compared)} results and state tensors have the same bits")
         lines += [f"  compared on padded arguments: {self.padded}"] if self.padded else []
+        lines += [f"  no build of the graph served this call: {self.made}"] if self.made else []
         for kind, report in self.judged.items():
             if report.distances:
                 lines.append(
@@ -124,8 +126,11 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         kept.restore()
     ok = wrong is None and first is None and not moving
     name = subject.inside.name
-    rows, padded = Rows(compared), subject.padded
-    return VerifyReport(name, build.backend, steps, against, rows, judged, first, moving, ok, ranks, padded)
+    return VerifyReport(
+        *(name, build.backend, steps, against, Rows(compared), judged, first, moving, ok, ranks),
+        padded=subject.padded,
+        made=subject.made,
+    )
 
 
 def _unsteady(subject: Subject) -> FirstDifference | None:

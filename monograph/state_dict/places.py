@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from monograph.capture.guards.sources.reads import is_plain
+from monograph.capture.guards.sources.values import is_plain
 from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compat.tensors import storage_key
 from monograph.compiler import Build

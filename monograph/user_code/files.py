@@ -11,6 +11,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _INSIDE = (_TORCH, _OURS)
 _MACHINERY = (_OURS, *(_TORCH + name for name in ("fx", "_", "utils", "overrides")))  # of tracing
+_CALL = os.path.join(_OURS, "call.py")  # around each step
 _GENERATED = "<monograph"
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", _GENERATED)
 _COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}")  # what runs the user's code
@@ -44,6 +45,11 @@ def is_user_file(filename: str) -> bool:
 def is_installed_file(filename: str) -> bool:
     """True for files of packages that were installed, which the user has not written."""
     return any(name in filename for name in _INSTALLED)
+
+
+def calls_steps(filename: str) -> bool:
+    """True for our file that calls steps: what is on a stack before it is none of the step."""
+    return filename == _CALL
 
 
 def is_torch(filename: str) -> bool:

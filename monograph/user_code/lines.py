@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from monograph.user_code.files import is_installed_file, is_user_file, traces
+from monograph.user_code.files import calls_steps, is_installed_file, is_user_file, traces
 
 
 class Frame(NamedTuple):
@@ -74,6 +74,16 @@ def calling_place(frame: FrameType | None = None) -> Origin:
             return Origin(file, found.f_lineno)
         found = found.f_back
     return user_place(frame)
+
+
+def step_place(frame: FrameType | None = None) -> Origin:
+    """The innermost user line of the step that runs; if no line of it is on the stack, as `calling_place`."""
+    inner = frame = frame or sys._getframe(1)
+    while inner is not None and not calls_steps(inner.f_code.co_filename):
+        if is_user_file(inner.f_code.co_filename):
+            return Origin(inner.f_code.co_filename, inner.f_lineno)
+        inner = inner.f_back  # type: ignore[assignment]
+    return calling_place(frame)
 
 
 def warn_at_user_line(message: str) -> None:

@@ -72,7 +72,11 @@ INSIDE: Mapping[str, Set[str]] = {  # the modules that parts built on public nam
         "monograph.state_dict.loading",
         "monograph.state_dict.parts",
     },
-    "integrations": {"monograph.config"},
+    "integrations": {
+        "monograph.config",
+        "monograph.internals.internals",
+        "monograph.numerics.verify",
+    },
     "serving": {
         "monograph.artifact.artifact",
         "monograph.artifact.callable_programs",

@@ -102,6 +102,36 @@ class ByCounters(Net):
         return loss / (1 + batch_idx + self.current_epoch)
 
 
+class Remembering(Net):
+    """A weight that a hook moves, a counter, the last loss, and a list of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha, self.calls, self.losses = 1.0, 0, list[torch.Tensor]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        self.calls = self.calls + 1
+        loss = cross_entropy(self.net(x), y) * self.alpha / self.calls
+        self.last = loss.detach()
+        self.losses.append(loss.detach())
+        return loss
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.alpha *= 0.9
+        self.log("last", self.last)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("mean", torch.stack(self.losses).mean())
+        self.log("calls", float(self.calls))
+        self.losses.clear()
+
+
+class Clipping(Callback):
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        trainer.gradient_clip_val = 0.01
+
+
 class WarmedUp(Net):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
         for group in optimizer.param_groups:
@@ -214,6 +244,10 @@ CASES: dict[str, tuple[type[Net], Callable[[], dict[str, Any]]]] = {
         lambda: {"callbacks": [GradientAccumulationScheduler({1: 2})], "precision": "bf16-mixed"},
     ),
     "a warm-up in optimizer_step": (WarmedUp, dict),
+    "what hooks and callbacks change": (
+        Remembering,
+        lambda: {"gradient_clip_val": 0.5, "callbacks": [Clipping()]},
+    ),
     "a schedule by a metric": (OnPlateau, dict),
     "averaged weights": (
         Cleared,
@@ -231,7 +265,9 @@ def test_the_bits_counters_and_logs_are_those_of_lightning(case: str, tmp_path: 
     kind, options = CASES[case]
     graphed = fitted(kind(), tmp_path, strategy=GraphStrategy(), **options())
     assert_alike(fitted(kind(), tmp_path, **options()), graphed)
-    most = {Full: 4, ByCounters: 6, Searched: 4}.get(kind, 2)  # a metric has a value from its second step on
+    most = {Full: 4, ByCounters: 6, Searched: 4, Remembering: 5}.get(
+        kind, 2
+    )  # a metric has a value from its second step on
     most = most + 4 if "accumulation" in case else most
     assert len(graphed.strategy.graph.builds) <= most, graphed.strategy.graph.builds
 
@@ -270,6 +306,11 @@ def test_the_graph_is_configured_and_looked_at(tmp_path: Path) -> None:
     assert strategy.graph.backend == "aten"
     first = strategy.graph
     assert first.verify(next(iter(loader())), 0, True).ok
+    report = strategy.verify()
+    assert report.ok, report
+    assert not report.made  # by the build that made the last step
+    with pytest.raises(mg.DefinitionError, match="made no step"):
+        GraphStrategy().verify()
     made.fit_loop.max_epochs = 2
     made.fit(made.lightning_module, loader())
     assert strategy.graph is not first  # each fit() has an optimizer of its own

@@ -345,6 +345,51 @@ for rows in (3, 4, 5, 6):
     assert "each size has a build, since code of the step needs one size" in line
 
 
+class Accumulating(mg.Graph):
+    """A batch is a call; the last one of a step updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(8, 8)
+        self.optimizer = self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1), manual=True)
+        self.config.backend("aten")
+        self.config.keep_gradients()
+
+    def build(self, x: torch.Tensor, update: bool) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        if update:
+            self.optimizer.step()
+            self.model.zero_grad()
+        return loss
+
+
+def test_gradients_that_are_there_or_not_need_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """And a smaller last batch, which makes a step alone, is no reason for buckets: its sizes vary as those of others."""
+    step = Accumulating()
+    with caplog.at_level(logging.INFO, "monograph"):
+        for rows, update in ((4, False), (4, False), (4, True), (2, True), (3, True), (5, True)):
+            step(x(rows, 8), update)
+    said = [item for item in caplog.records if ": build " in item.message]
+    about_gradients = [item for item in said if "the set of gradients that are there changed" in item.message]
+    assert [item.levelname for item in about_gradients] == ["INFO"]
+    assert not any("give the same ones" in item.message or "each size" in item.message for item in said)
+    assert len(step.builds) == 5, [item.reason for item in step.builds]
+
+
+def test_what_a_tool_means_to_vary_is_said_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    step = Accumulating()
+    internals_of(step).advised.expected.add("update")
+    with caplog.at_level(logging.INFO, "monograph"):
+        step(x(), False)
+        step.model.zero_grad()
+        step(x(), True)
+    (said,) = [item for item in caplog.records if ": build 1: " in item.message]
+    assert said.levelname == "INFO"
+    assert "torch.where" not in said.message
+    assert step.builds[1].reason.advice == ""
+
+
 def test_an_attribute_that_the_first_step_makes(caplog: pytest.LogCaptureFixture) -> None:
     class Sums(mg.Graph):
         total = 0.0

@@ -235,3 +235,18 @@ def test_the_line_of_the_call_is_named_where_backward_has_none() -> None:
     with pytest.raises(mg.CaptureError, match="eager mode fails in step 0") as caught:
         step.verify(torch.ones(2, 4), torch.ones(2, 4))  # at: the call
     assert caught.value.where.line == line_of("the call", __file__)
+
+
+def test_a_call_that_no_build_serves_is_told_with_the_build_that_it_got() -> None:
+    def scaled(x: Tensor, by: Tensor | None = None) -> Tensor:
+        return x if by is None else x * by
+
+    step = mg.trace(scaled)
+    first = step.verify(torch.ones(2), torch.ones(2))  # of a graph that has no build yet, that is no news
+    assert first.ok
+    assert not first.made
+    assert not step.verify(torch.ones(2), torch.ones(2)).made
+    report = step.verify(torch.ones(2))
+    assert report.ok
+    assert report.made == f"build 1 was made for it ({step.builds[1].reason})"
+    assert "  no build of the graph served this call: build 1 was made for it (the call has 1" in str(report)

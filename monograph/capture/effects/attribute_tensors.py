@@ -16,8 +16,9 @@ from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.effects.structure import tensor_attributes
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import real_attributes_of
-from monograph.capture.guards.sources.reads import Reads, is_plain
+from monograph.capture.guards.sources.reads import Reads
 from monograph.capture.guards.sources.same_objects import RealObjects
+from monograph.capture.guards.sources.values import is_plain
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
 from monograph.errors import CaptureError

@@ -12,8 +12,8 @@ from torch import nn
 from monograph.capture.effects.attributes import NOTHING, Attributes, Changed, table_of
 from monograph.capture.effects.held_fakes import holds_fakes, not_repeatable
 from monograph.capture.guards.sources.overlay import real_attributes_of
-from monograph.capture.guards.sources.reads import MISSING, Reads, is_plain
-from monograph.capture.guards.sources.values import same
+from monograph.capture.guards.sources.reads import MISSING, Reads
+from monograph.capture.guards.sources.values import is_plain, same
 from monograph.capture.numbers.moving import is_moving, kind_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from monograph.capture.guards.sources.closures import closure_of
-from monograph.capture.guards.sources.reads import items_of
+from monograph.capture.guards.sources.values import items_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monograph.capture.effects.state_outputs import StateOutput, fits
-from monograph.capture.guards.sources.reads import is_plain
+from monograph.capture.guards.sources.values import is_plain
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import OptimizerError

@@ -235,6 +235,7 @@ class TracedStep:
             # by names alone: an object that holds them would be one more that the step can be seen from
             returned, changed, _args, _kwargs, _given = self._build()
             self._update()
+            self.reads.end()
             with self._watch.off():
                 self._collect()
         check_steps(self.request.owned, self.request.settings, self.optimizers.steps, self.inputs)
@@ -242,8 +243,7 @@ class TracedStep:
         self.rules.check_old_gradients()
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
         self.readings.close()
-        check_dense(self.side_effects.state_outputs)
-        left = self.side_effects.state_outputs
+        check_dense(left := self.side_effects.state_outputs)
         left[:] = in_parts(left)
         return outputs + [state_output.value for state_output in left]
 

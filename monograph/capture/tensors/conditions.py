@@ -194,15 +194,15 @@ def _present(text: str, inputs: Sequence[Any], numbers: Sequence[Any]) -> str:
     try:
         now: Any = None if found is None else _compiled(found[1])(inputs, numbers)
         return spell_number(now) if isinstance(now, (int, float)) else "something else"
-    except (ArithmeticError, ValueError) as error:
+    except (ArithmeticError, ValueError, TypeError) as error:
         return f"what cannot be computed ({first_line(error)})"
 
 
 def _holds(check: Check, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
-    """True if a check holds; one that raises does not, and capture meets the error at the user's line."""
+    """True if a check holds; one that raises, also for what is no number, does not: capture meets the error at the user's line."""
     try:
         return check(inputs, numbers)
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, ValueError, TypeError):
         return False
 
 

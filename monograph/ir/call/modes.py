@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,8 +16,8 @@ from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Key, first_equal, read_call
 from monograph.settings import Settings, shown_setting
 
-_GRADIENTS = "the set of gradients that are there"
-_WITHOUT_VALUES = ("the choice of replicated arguments", _GRADIENTS)
+GRADIENTS_THERE: Final = "the set of gradients that are there"
+_WITHOUT_VALUES = ("the choice of replicated arguments", GRADIENTS_THERE)
 MODE_NAMES = (*_WITHOUT_VALUES, *(row.name for row in MODES))
 
 
@@ -73,7 +73,7 @@ def key_reasons(known: Key, now: Key) -> Iterator[Reason]:
             values = what not in _WITHOUT_VALUES
             text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
             cause = Cause.TORCH_MODE if values else Cause.STRUCTURE
-            yield Reason(text, Cause.GRADIENTS if what is _GRADIENTS else cause, what)
+            yield Reason(text, Cause.GRADIENTS if what is GRADIENTS_THERE else cause, what)
 
 
 def _settings_changed(before: Settings, now: Settings) -> Iterator[Reason]:

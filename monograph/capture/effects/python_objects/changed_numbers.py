@@ -35,8 +35,12 @@ def _is_recorded_number(item: Any) -> bool:
 
 
 def _moved(before: Any, now: Any) -> bool:
-    if issubclass(type(before), Moves):
+    if issubclass(type(before), Moves) and (before.kind not in NUMBERS or type(now) not in NUMBERS):
         return bool(before.fits(now))
+    if type(now) in NUMBERS and (issubclass(type(before), Moves) or type(before) in NUMBERS):
+        return not same(before, now) or issubclass(
+            type(before), Moves
+        )  # also where an int has become a float
     if type(now) is not type(before) or same(before, now):
         return False
     return type(before) in NUMBERS or _replaced(before, now)

@@ -19,11 +19,14 @@ _WITHOUT_OBJECTS = (
     *("omegaconf.grammar", "omegaconf.grammar_parser", "omegaconf.grammar_visitor"),
 )
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
+# classes of Graphs, and what users make theirs from
+_OWN_STEPS = ("monograph.integrations", "monograph.shortcuts")
 # our own modules, optimizers and models, which are part of a step
-_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.cli.demo", "monograph.testing")
+_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.cli.demo", "monograph.testing", *_OWN_STEPS)
 # modules of the standard library; the last has what later versions of it have
 STANDARD = (sys.stdlib_module_names - {"__main__"}) | {"typing_extensions"}
 _LIBRARIES = STANDARD | {"torch", "numpy", "monograph"}
+_NOT_WATCHED = _LIBRARIES - {"types", "argparse"}
 
 
 def is_tracing(module: str) -> bool:
@@ -46,6 +49,11 @@ def is_library_module(module: str | None) -> bool:
 def _is_within(module: str, packages: tuple[str, ...]) -> bool:
     """True for one of these and what is in them, and not for others that begin alike: a user's `monograph_models`."""
     return module.startswith(packages) and any(f"{module}.".startswith(f"{name}.") for name in packages)
+
+
+def is_watched(module: str) -> bool:
+    """True for modules of users and other packages, whose objects are followed by what is read of them."""
+    return module.partition(".")[0] not in _NOT_WATCHED or _is_within(module, _OWN_STEPS)
 
 
 def is_standard(module: str) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,8 +17,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph.capture.guards.sources.hidden import behind_proxy
-from monograph.capture.guards.sources.libraries import STANDARD
+from monograph.capture.guards.sources.libraries import is_watched
 from monograph.capture.guards.sources.overlay import Overlay, Patch, put_on, real_attributes_of, taken_off
+from monograph.capture.guards.sources.values import CONTAINERS, is_namespace, is_plain, items_of
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.modules import MODULE_TABLES, SUBMODULES
 from monograph.compat.optimizers import NOTES_IN_OPTIMIZERS
@@ -30,33 +30,8 @@ from monograph.state.snapshot import Snapshot
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _BESIDES_IN_OPTIMIZERS = NOTES_IN_OPTIMIZERS | {"step"}
 MISSING = object()
-_NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
-CONTAINERS = (list, dict, set, deque)
 _NOT_WATCHED = (torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
-_LIBRARIES = (STANDARD - {"types", "argparse"}) | {"torch", "monograph", "numpy"}
-
-
-def is_plain(value: object) -> bool:
-    """True for values that are compared by equality: numbers, strings, None, enums, tuples of them."""
-    kind = type(value)  # a proxy whose object is gone raises where it is asked for its class
-    if issubclass(kind, tuple):
-        return all(map(is_plain, value))  # type: ignore[call-overload]
-    return issubclass(kind, _NUMBERS_AND_NAMES)
-
-
-def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
-    """The entries of a list, tuple, dict, set or namespace, each with its key; nothing for other objects."""
-    if isinstance(container, dict):
-        yield from container.items()
-    elif isinstance(container, (list, tuple, set, deque)):
-        yield from enumerate(container)
-    elif is_namespace(container):
-        yield from vars(container).items()
-
-
-def is_namespace(value: object) -> bool:
-    """True for `types.SimpleNamespace`, whose class is written in C: reads of it cannot be seen."""
-    return type(value).__module__ == "types" and hasattr(value, "__dict__") and not callable(value)
+_WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # give all attributes away
 
 
 @dataclass(frozen=True)
@@ -86,6 +61,9 @@ class Reads:
     pause: Callable[[], Any] = lambda: None  # what is looked up here is no code of the step
     resume: Callable[[Any], Any] = lambda _: None
     settled: set[tuple[int, str]] = field(default_factory=set)  # reading them again changes nothing
+    # ids of objects of which each read is known: watched from the beginning, and never taken apart
+    exact: set[int] = field(default_factory=set)
+    unread: list[tuple[Any, str]] = field(default_factory=list)  # of those, when the step has run
     _seen: set[tuple[int, str]] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
     _walked: dict[int, Any] = field(default_factory=dict)
@@ -114,7 +92,7 @@ class Reads:
         if type(home.__dict__[name]) is MemberDescriptorType:  # a slot
             self._note_value(owner, name, value)
             self.walk(value, label)
-        elif name == "forward" or home.__module__.partition(".")[0] not in _LIBRARIES:
+        elif name == "forward" or is_watched(home.__module__):
             self._note_class_fact(owner, name)
 
     def _note_value(self, owner: Any, name: str, value: Any) -> None:
@@ -170,6 +148,13 @@ class Reads:
         """True if build() set the attribute before it asked for it."""
         return (id(owner), name) in self.written and not self.was_asked_for(owner, name)
 
+    def end(self) -> None:
+        """The code of the step has run. What it has not asked for of the objects that are known exactly does not count."""
+        touched = self.settled | self.absent | self.written
+        for item in map(self.entered.__getitem__, self.exact):
+            names = [name for name, value in item.before.items() if is_plain(value)]
+            self.unread += [(item.owner, n) for n in names if (id(item.owner), n) not in touched]
+
     def written_first(self) -> Iterator[tuple[Any, str]]:
         """The objects and names of attributes that build() set before it asked for them."""
         asked = self._seen | self.absent
@@ -219,15 +204,26 @@ class Reads:
             if not kept:
                 self._keep(label, owner)
 
+    def enter_held(self, owner: Any, names: Iterable[str]) -> None:
+        """Follow what the Graph holds under these names, and what that holds, from the beginning: all reads are known."""
+        held = [(f"graph.{name}", item) for name in names if _has_class(item := vars(owner)[name])]
+        parts = [(f"{at}.{name}", p) for at, item in held for name, p in (self._entries(item) or {}).items()]
+        for label, item in [*held, *parts]:
+            if _has_class(item) and not isinstance(item, (nn.Module, Optimizer, root_class(owner))):
+                self._watch(type(item))
+                if any(patch.cls in type(item).__mro__ for patch in self._patches):
+                    self.enter(item, label)
+                    self.exact |= {id(item)} & self.entered.keys()
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Watch nothing for a while: Dynamo cannot look through what watches."""
+        self.exact.clear()
         with taken_off(self._patches), self.overlay.paused():
             yield
 
-    def _entries(self, owner: Any) -> dict[str, Any] | None:
-        entries: dict[str, Any] | None = self.overlay.of(real_attributes_of(owner))
-        return entries
+    def _entries(self, owner: Any) -> Any:
+        return self.overlay.of(real_attributes_of(owner))
 
     def is_in_instance(self, owner: Any, name: str) -> bool:
         """False for what torch keeps for itself in modules and optimizers."""
@@ -289,17 +285,19 @@ def record_reads(
             reads.enter(registered.optimizer, registered.name, kept=True)
         for cls in (nn.Module, Optimizer, root_class(owned.owner)):
             watch(cls)
+        reads.enter_held(owned.owner, [name for name in vars(owned.owner) if name not in owned.private])
         _note_made(stack, reads, own, thread)
         yield reads
 
 
 def _is_users(value: Any) -> bool:
     """True for objects of the user's own classes, such as a loss that is no module or a configuration."""
-    return (
-        not isinstance(value, _NOT_WATCHED)
-        and not is_plain(value)
-        and type(value).__module__.partition(".")[0] not in _LIBRARIES
-    )
+    return not isinstance(value, _NOT_WATCHED) and not is_plain(value) and is_watched(type(value).__module__)
+
+
+def _has_class(value: Any) -> bool:
+    """True for objects of the user's own classes that Python code can put methods on."""
+    return type(value) not in weakref.ProxyTypes and not is_namespace(value) and _is_users(value)
 
 
 def root_class(owner: Any) -> type:
@@ -321,10 +319,12 @@ def _note_made(stack: ExitStack, reads: Reads, own: set[int], thread: int) -> No
 def _spy(stack: ExitStack, cls: type, reads: Reads, thread: int, watched: Callable[[Any], bool]) -> None:
     get: Any = cls.__getattribute__
     put: Any = cls.__setattr__
-    settled, here = reads.settled, threading.get_ident
+    settled, exact, here = reads.settled, reads.exact, threading.get_ident
 
     def spying_get(self: Any, name: str) -> Any:
         if name[:2] == "__" or here() != thread:
+            if name in _WHOLE or here() != thread:
+                exact.discard(id(self))
             return get(self, name)
         is_settled = (id(self), name) in settled
         if not (is_settled or watched(self)):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from types import MethodType
 from typing import Any
 
@@ -21,6 +24,8 @@ _IMMUTABLE = frozenset(
 _MANY = (tuple, frozenset, torch.Size)  # as immutable as what is in them: a size may vary
 
 
+_NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
+CONTAINERS = (list, dict, set, deque)
 _FEW_NUMBERS = 64
 
 
@@ -98,3 +103,26 @@ def same(before: Any, now: Any) -> bool:
     if kind in _MORE_THAN_EQUAL:
         return exactly(before) == exactly(now)
     return kind in _IMMUTABLE and bool(before == now)
+
+
+def is_plain(value: object) -> bool:
+    """True for values that are compared by equality: numbers, strings, None, enums, tuples of them."""
+    kind = type(value)  # a proxy whose object is gone raises where it is asked for its class
+    if issubclass(kind, tuple):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return issubclass(kind, _NUMBERS_AND_NAMES)
+
+
+def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
+    """The entries of a list, tuple, dict, set or namespace, each with its key; nothing for other objects."""
+    if isinstance(container, dict):
+        yield from container.items()
+    elif isinstance(container, (list, tuple, set, deque)):
+        yield from enumerate(container)
+    elif is_namespace(container):
+        yield from vars(container).items()
+
+
+def is_namespace(value: object) -> bool:
+    """True for `types.SimpleNamespace`, whose class is written in C: reads of it cannot be seen."""
+    return type(value).__module__ == "types" and hasattr(value, "__dict__") and not callable(value)

@@ -30,11 +30,13 @@ class Recorded:
         self._follow = follow
 
     def add(self, source: Source) -> None:
-        """A new source: record what is there, and follow it."""
-        self.sources.append(source)
+        """A new source: record what is there, and follow it. Objects that share their dict have one source."""
         if isinstance(source, Entries) and source.names is self.names:
+            if id(source.entries) in self.growing:
+                return
             self.growing[id(source.entries)] = source
             self._note_overwritten(source, self.stored)
+        self.sources.append(source)
         self._refill(source)
 
     def record(self, source: Source, key: Any, value: Any) -> None:

@@ -1,0 +1,168 @@
+"""What to write against builds, by their cause: a line for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from monograph.ir.call.modes import GRADIENTS_THERE
+from monograph.ir.call.reason import OF_GROUP, Cause, Reason
+
+ALL_FURTHER: Final = "one build serves all further values of {place}: nothing to do"
+_NEEDS: Final = (
+    "needs the number itself, as a size, an index, a key, a range, print(), a text, torch.tensor([...]) and the rate of a dropout do; "
+    "for one build, use a fixed size and a mask, or a size of a tensor, such as x.shape[0]; give torch.tensor([...]) as an "
+    "argument; arithmetic alone has one build for all values"
+)
+_NEEDS_FLOAT: Final = (
+    "needs the number itself, as the rate of a dropout, the momentum of a norm and torch.tensor([...]) do: few values need "
+    "nothing; give torch.tensor([...]) as an argument"
+)
+_OF_FLOATS: Final = re.compile(r" changed from -?[\d.e+-]*[.e][\d.e+-]* to ")
+_OF_PARTS: Final = re.compile(
+    r"\bhas (?:a new|no) (?:module|parameter|buffer)\b|^the module \S+ is new| changed from absent to a tensor"
+)
+_OF_KEYS: Final = re.compile(r"(\S+) has (?:a new|no) key ")
+_OF_CONTENT: Final = re.compile(r"the (?:content of|values in) (\S+) changed")
+_CONTENT: Final = (
+    "each content of {place} has a build: read it before the call, and pass what it gives as an argument"
+)
+_DRAWN: Final = "draw a number of random or numpy before the call and pass it as an argument, or draw by torch.rand(()) in the step"
+_PYTHONS_NUMBERS: Final = re.compile(r"(?:numpy\.)?random\b")
+
+
+def _about_form(reason: Reason) -> str:
+    if not reason.place:
+        return "pass tensors that share no memory and begin where it begins: x.clone()"
+    line = _OF_FORMS.get(reason.what, "tensors of one kind")
+    return f"each form has a build: pass {line.format(place=reason.place)}"
+
+
+def _about_whole_numbers(reason: Reason) -> str:
+    return f"each value of {reason.place} has a build: code of the step {_NEEDS}"
+
+
+def about_numbers(reason: Reason) -> str:
+    return f"{ALL_FURTHER.format(place=reason.place)}; a float argument has it from the first call on"
+
+
+def _about_fixed(reason: Reason) -> str:
+    return f"each value of {reason.place} has a build: code of the step {needs(reason)}"
+
+
+def needs(reason: Reason) -> str:
+    return _NEEDS_FLOAT if _OF_FLOATS.search(reason) else _NEEDS
+
+
+def _about_values(reason: Reason) -> str:
+    if _OF_PARTS.search(reason):
+        return (
+            "the model has other parts, which costs one build: change parts before the first call, or seldom"
+        )
+    if found := _OF_KEYS.match(reason):
+        return f"each set of keys of {found[1]} has a build: keep its keys, and change the values"
+    if found := _OF_CONTENT.match(reason):
+        about = _DRAWN if _PYTHONS_NUMBERS.match(found[1]) else _CONTENT
+        return about.format(place=found[1])
+    if " changed from absent to " in reason:
+        return f"{reason.place} came with the first step: give it a value in __init__(), and there is no such build"
+    return _OF_VALUES.get(reason.what, _OF_VALUES["object"]).format(place=reason.place)
+
+
+def _about_hyperparameters(reason: Reason) -> str:
+    if reason.what == "fixed":
+        return _about_fixed(reason)
+    if reason.what == "branch":
+        return "each side has a build, and both stay; on one side numbers move without a build"
+    found = OF_GROUP.search(f"{reason.place} {reason}")
+    place = (
+        f'optimizer.param_groups[{found[2]}]["{found[3]}"]' if found else "what the optimizer is made with"
+    )
+    return f"set {place} before the first call, and keep its type: floats move without a build"
+
+
+def _about_structure(reason: Reason) -> str:
+    """Gradients are there or not, as in accumulation: nobody has to write anything against that."""
+    if reason.place == GRADIENTS_THERE:
+        return ""
+    return "each choice of arguments has a build: give the same ones in each call"
+
+
+def _always(text: str) -> Callable[[Reason], str]:
+    return lambda reason: text.format(place=reason.place)
+
+
+def _about_branch(reason: Reason) -> str:
+    """Of a branch, which is torch's own where build() has none on that size."""
+    on_size = ".size(" in reason.place
+    torchs = "torch has some of its own, as in convolutions, and for one of yours " if on_size else ""
+    return f"each way of a branch has a build, and both stay; {torchs}torch.where(condition, a, b) has one for both"
+
+
+_OF_FORMS: Final = {  # what to pass in the place of an argument, by the field of its key that differs
+    "shape": "{place} with one number of dimensions",
+    "stride": "{place}.contiguous()",
+    "dtype": "{place}.to(dtype)",
+    "device": "{place}.to(device)",
+    "requires_grad": "{place}.detach(), unless its gradient is asked for",
+    "hooks": "{place} without hooks of its own",
+    "unresolved": "{place}.resolve_conj().resolve_neg()",
+    "attributes": "{place} without attributes of its own",
+}
+_OF_VALUES: Final = {  # what to write in the place of a value, by its kind
+    "number": "each value of {place} has a build: what changes from step to step can be a tensor or a float argument",
+    "bool": "each value of {place} has a build, and both stay; for one build pass a tensor, by which torch.where(it, a, b) chooses",
+    "text": "each value of {place} has a build, and all stay: few texts need nothing; keep a text that is another one at each "
+    "step, such as the name of a file, out of the step",
+    "function": "each function has a build: make that in {place} once, since a lambda or a partial that is made anew is another "
+    "one each time",
+    "None": "there is a build with {place} and one without it, and both stay; for one build, give it a value from the first step on",
+    "option": "each value of {place} has a build, and all stay",
+    "kinds": "each kind of value in {place} has a build: let it be of one kind, such as a tensor or a float",
+    "tensor": "write into the tensor in {place}, as {place}.copy_(new) does; one that has another shape at each step can be an "
+    "argument",
+    "object": "each object in {place} has a build: make it once and keep it there, since one that is made anew at each step has "
+    "a build each time; change its tensors, and the numbers that the step only computes with; give numbers for torch.tensor([...]) as an argument, a tensor made outside of build()",
+}
+LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
+    Cause.FORM: _about_form,
+    Cause.NUMBER_GIVEN: _about_whole_numbers,
+    Cause.CONSTANT_GIVEN: _about_values,
+    Cause.STRUCTURE: _about_structure,
+    Cause.IDENTITY: _always("pass x.clone() where two arguments, or an argument and state, are to be apart"),
+    Cause.NUMBER: about_numbers,
+    Cause.VALUE: _about_values,
+    Cause.HYPERPARAMETER: _about_hyperparameters,
+    Cause.TRAINING: _always(
+        "each mode has a build, and both stay: going back and forth makes no further one"
+    ),
+    Cause.TORCH_MODE: _always(
+        "each mode has a build, and both stay; for one build, enter `with torch.no_grad():` and the like in build()"
+    ),
+    Cause.SETTING: _always("set graph.config before the first call"),
+    Cause.MEMBER: _always("set modules and add optimizers in __init__, or before the first call"),
+    Cause.STATE: _always(
+        "write into the tensor that is there: parameter.data.copy_(new), load_state_dict(...)"
+    ),
+    Cause.OPTIMIZER: _always(
+        "the optimizer has other state or other groups, which costs one build: nothing to do, unless it changes often"
+    ),
+    Cause.GRADIENTS: _always(
+        "a step that finds gradients of the step before and one that finds none have a build each, and both stay: nothing to do"
+    ),
+    Cause.STATE_FORM: _always(
+        "set requires_grad, dtype and device of parameters and buffers before the first call"
+    ),
+    Cause.HOOK: _always("register hooks before the first call"),
+    Cause.READ: _always(
+        "what differs at each step can stay a tensor: torch.where(condition, a, b) for a branch, a fixed size and a mask for "
+        "a size"
+    ),
+    Cause.BRANCH: _about_branch,
+    Cause.FIXED: _about_fixed,
+    Cause.ONCE: _always("move what changes {place} out of build()"),
+    Cause.ROOM: _always(
+        'config.max_builds(n, keep="recent") with a larger n keeps all builds that are in use'
+    ),
+}
