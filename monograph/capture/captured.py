@@ -236,10 +236,11 @@ def _guards(
     items = step.inputs.items
     counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
     shows_bits = any(map(_shows_bits, signature.all_results()))
+    guarded, is_shared = step.functions.memory.guarded(sources, tensors.values())
     return Guards(
         request.owned,
         modules,
-        sources,
+        guarded,
         tensors,
         signature.conditions,
         request.call,
@@ -256,6 +257,7 @@ def _guards(
         sparse=step.inputs.sparse,
         weak=step.reach.weak,
         bound=bound,
+        is_shared=is_shared,
     )
 
 

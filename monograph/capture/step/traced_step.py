@@ -218,9 +218,7 @@ class TracedStep:
     # --- under the trace -----------------------------------------------------------------------------------------
 
     def _run(self, *_fakes: Any) -> list[Any]:
-        roots = list(
-            roots_of(self.request, self.modules, self.inputs)
-        )  # before what looks at tensors is recorded
+        roots = list(roots_of(self.request, self.modules, self.inputs))  # before ops are recorded
         tracer = current_tracer()
         self._recorder.attach(tracer)
         self.readings.tracer = tracer
@@ -315,6 +313,7 @@ class TracedStep:
             take_over_buffers(self.replicas, self.inputs.fake, self._recorder.phase)
         with self._rules.autocast(), self._settings.kept():
             returned = request.build(*args, **kwargs)
+        self.functions.note_written()
         changed = self.results.kept_changes(given.new_content())
         self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
         note_histories([returned, *(content.values for content in changed)])
@@ -336,6 +335,7 @@ class TracedStep:
     def _collect(self) -> None:
         """What the step has changed in objects, while this thread sees it."""
         effects, reads = self.side_effects, self.reads
+        self.functions.check_memory()
         real = RealObjects(self.inputs.real_of)
         real.put_into(self.reach.sources)
         effects.tensors.keep_parameters(reads, real)

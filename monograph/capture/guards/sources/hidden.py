@@ -222,6 +222,11 @@ def reader_of(value: Any) -> Reader | None:
     return _BUFFER
 
 
+def shows_memory(probe: Probe) -> bool:
+    """True for an array of numpy and for a buffer, which show memory that other objects may show too."""
+    return probe.reader in (_NUMPY["ndarray"], _BUFFER)
+
+
 def behind_proxy(value: Any) -> Any:
     """What a proxy of `weakref` stands for; None if that is gone."""
     try:

@@ -132,6 +132,10 @@ class Reach:
         """The code that ran."""
         return self._functions.ran.values()
 
+    def own_codes(self) -> Iterable[CodeType]:
+        """The code that ran and is no library's."""
+        return [code for known, code in self._functions.ran.items() if known not in self._libraries]
+
     def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
         return name in self.keys or self._recorded.is_whole(table)
