@@ -77,7 +77,9 @@ class StepInputs:
             sums_whole = first and request.settings.accumulation_steps > 1
             self.inputs.show_part(item, parts[id(item.real)], sums_whole=sums_whole)
         self.wholes = RecordedWholes(self.inputs)
-        self.optimizers = OptimizerInputs(self.inputs, self.names, declared, known_counters)
+        self.optimizers = OptimizerInputs(
+            self.inputs, self.names, declared, known_counters, {id(owner): owner for owner in request.waiting}
+        )
         for registered in owned.optimizers:
             self.optimizers.add(registered)
         self._scaler_slots = list(scaler_slots(owned.scaler, overlay.of))

@@ -29,4 +29,5 @@ class Request:
     probes: ProbeLog = field(default_factory=ProbeLog)
     own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
     answers: Mapping[str, Any] = field(default_factory=dict)  # of `questions`, before the trace
+    waiting: Sequence[Any] = ()  # owners of optimizer state that is shown for the first step alone
     moved: Sequence[Place] = ()  # of numbers that have changed since some build was made
