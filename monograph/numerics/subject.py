@@ -108,7 +108,9 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: 
     if Spec in map(type, call.leaves):
         raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
     with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
+        inside.cache.check_repeatable(call, f"{what}() runs the step more than once")
         graph.compile(*formed[0], **formed[1])
+        inside.cache.check_repeatable(call, f"{what}() has captured the step")
         inside.together.meet(inside.name, inside.builds, what)
         subject = Subject(graph, (args, kwargs), formed, call, inside.owned(), what, padded)
         kept = subject.keep()

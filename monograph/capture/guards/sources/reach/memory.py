@@ -8,7 +8,7 @@ what Python code changes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,13 +72,14 @@ class SharedMemory:
                     )
         changed = self._changed()
         for path, tensor in tensors if changed else ():
-            for source in self._shown_by(tensor):
-                if source in changed and not self._was_made_after(source, tensor):
+            for source in [source for source in self._shown_by(tensor) if source in changed]:
+                if not self._was_made_after(source, tensor):
                     raise AliasError(
                         f"Python code in build() changes {source.label}, and the step reads the same memory as {path}: its "
                         "ops run later, and would find other numbers",
                         hint=f"change the tensor, by ops, or change {source.label} before the call",
                     )
+                source.reader = replace(source.reader, write=None)  # the ops find what is there now
 
     def guarded(
         self, sources: Sequence[Source], tensors: Iterable[torch.Tensor]
@@ -146,7 +147,7 @@ class SharedMemory:
         """True if a tensor was made of it when it held what it holds now, and that will stay there."""
         contents = self._contents.get(id(source), ())
         is_made = any(item is tensor for item in self._made)
-        return is_made and source.reader.write is None and all(_same(item, source.now()) for item in contents)
+        return is_made and all(_same(item, source.now()) for item in contents)
 
 
 def memory_of(source: Probe) -> Span | None:
