@@ -48,6 +48,8 @@ class Captured(BoundProgram):
     notes: tuple[str, ...]
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
+    with_values: bool  # of fakes that carried values
+    mended: Mapping[Any, str]  # ops whose fake kernel told a wrong shape, and what
     effects: Effects  # what build() changes in objects that the graph does not hold
     grown: tuple[
         Growth | NewEntries | SetRecord | Stored, ...
@@ -181,6 +183,8 @@ def _bound(
         notes=notes,
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
+        with_values=step.inputs.with_values,
+        mended=step.inputs.mended,
         effects=step.effects,
         grown=(*step.objects.grown.found, *step.objects.stored.found),
         put_again=traced.left.put_again,

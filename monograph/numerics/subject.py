@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from monograph.capture.effects.python_objects.changed_numbers import moved_numbers
-from monograph.capture.trace import capture
+from monograph.capture.trace import capture, capture_with_values
 from monograph.compiler import Build
 from monograph.errors import SignatureError
 from monograph.inspect.walk import Walk, own_inputs
@@ -88,7 +88,8 @@ class Subject:
         inside = self.inside
         request = inside.request(inside.cache.known_as(self.call, build))
         with inside.in_build():
-            captured = capture(replace(request, moved=list(moved_numbers(build.guards.sources))))
+            again = capture_with_values if build.captured.with_values else capture
+            captured = again(replace(request, moved=list(moved_numbers(build.guards.sources))))
         captured.undo()
         return captured.program
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -27,6 +28,7 @@ from monograph.compat.distributed.tensors import (
     rows_here,
     with_local,
 )
+from monograph.compat.fake_values import fake_values
 from monograph.compat.fakes import fake_mode, make_fake
 from monograph.compat.modes import current_tracer
 from monograph.compat.traces.nodes import traced_node
@@ -95,6 +97,12 @@ class StepInputs:
         self.micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients(request)
         numbers.add_to(self.inputs)
+
+    def values(self) -> Any:
+        """Inside, ops compute real values besides if fakes carry them."""
+        inputs = self.inputs
+        values = fake_values(inputs.mode, infer_kernels=True, mended=inputs.mended)
+        return values if inputs.with_values else nullcontext()
 
     def _add_state(self, slots: Iterable[Slot]) -> None:
         for slot in slots:

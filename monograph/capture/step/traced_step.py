@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
 from monograph.compat.distributed.random_ops import drawn_together
 from monograph.compat.distributed.tensors import forms_without_symbols
-from monograph.compat.fake_values import fake_values, lists_by
+from monograph.compat.fake_values import lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
 from monograph.compat.optimizers import clipping_by_one_norm
 from monograph.compat.patching import replace_here, replaced
@@ -167,7 +167,7 @@ class TracedStep:
 
     def values(self) -> Any:
         """Inside, ops compute real values besides if fakes carry them."""
-        return fake_values(self.inputs.mode, infer_kernels=True) if self._with_values else nullcontext()
+        return self._begun.values()
 
     def moved(self) -> set[str]:
         """The paths of state that each micro-batch changes before its gradients are there."""
