@@ -49,7 +49,7 @@ class Captured(BoundProgram):
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     with_values: bool  # of fakes that carried values
-    mended: Mapping[Any, str]  # ops whose fake kernel told a wrong shape, and what
+    mended: Mapping[Any, str]  # ops whose fake kernel reported a wrong shape, and which
     effects: Effects  # what build() changes in objects that the graph does not hold
     grown: tuple[
         Growth | NewEntries | SetRecord | Stored, ...

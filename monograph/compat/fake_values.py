@@ -28,7 +28,7 @@ def fake_values(
 ) -> Iterator[None]:
     """Ops on fakes that carry values compute real values too.
 
-    `mended` gets the ops whose fake kernel told something else than the real one gave, and what.
+    `mended` gets the ops whose fake kernel reported something else than the real one gave, and what.
 
     What: `propagate_real_tensors` of FakeTensorMode, switched on for a stretch. Why: optimizers that branch on
     their step counter need its value; with `infer_kernels` an op without a (right) fake kernel takes the
@@ -55,7 +55,7 @@ def fake_values(
 
 
 def is_unlike_formula(error: BaseException) -> bool:
-    """True if a gradient has another shape than the value that it is of: a fake kernel may have told a wrong one.
+    """True if a gradient has another shape than the value that it is of: a fake kernel may have reported a wrong one.
 
     What: words of autograd's own error. Why: it has no type. Degraded path: the error is the user's to explain.
     """

@@ -64,7 +64,7 @@ class Guards:
 
         `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
         objects that the step has found through weak references, `bound` the ids of state that the program holds. If
-        `is_shared`, arrays among the sources show the memory of state.
+        `is_shared`, arrays among the sources share the memory of state.
         """
         self._objects = ObjectGuards(sources)
         self._can_bind = not is_shared

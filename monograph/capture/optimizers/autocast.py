@@ -46,7 +46,7 @@ class Casting:
 def about_kept_casts(owned: Owned) -> list[str]:
     """A sentence for a step that updates weights inside of an autocast block which may hold several calls."""
     devices = {planned_device(slot.tensor.device).type for slot in module_slots(owned.named_modules())}
-    is_on = any(map(torch.is_autocast_enabled, sorted(devices or {"cpu"})))
+    is_on = any(map(torch.is_autocast_enabled, sorted(devices)))
     if not (owned.optimizers and is_on and torch.is_autocast_cache_enabled()):
         return []
     return [

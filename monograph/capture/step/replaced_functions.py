@@ -122,7 +122,8 @@ class ReplacedFunctions:
 
     def note_written(self) -> None:
         """The code of build() is over: what it has changed up to here it may have read again."""
-        self.memory.written = written_so_far(self._readings)
+        if self.memory.is_known:
+            self.memory.written = written_so_far(self._readings)
 
     def check_memory(self) -> None:
         """Raise AliasError for memory that the step changes by ops and reads as numbers of Python, or the other way round."""

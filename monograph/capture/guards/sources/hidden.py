@@ -249,7 +249,7 @@ def reader_of(value: Any) -> Reader | None:
 
 
 def shows_memory(probe: Probe) -> bool:
-    """True for an array of numpy and for a buffer, which show memory that other objects may show too."""
+    """True for an array of numpy and for a buffer, which share memory with other objects."""
     return probe.reader.read in (_array, _bytes)
 
 

@@ -46,8 +46,14 @@ class SharedMemory:
         # what was there when a tensor was made of it, by id of the source
         self._contents: dict[int, list[Any]] = {}
 
+    @property
+    def is_known(self) -> bool:
+        """True if code of the step could get at an array or a buffer."""
+        self._look()
+        return bool(self._known)
+
     def made(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """To be told of a tensor that code makes of what it has; gives the one for this memory, None for memory of its own."""
+        """To be given each tensor that code makes of what it has; gives the one for this memory, None for memory of its own."""
         shown = self._shown_by(tensor)
         for source in shown:
             self._contents.setdefault(id(source), []).append(source.now())
@@ -84,7 +90,7 @@ class SharedMemory:
     def guarded(
         self, sources: Sequence[Source], tensors: Iterable[torch.Tensor]
     ) -> tuple[list[Source], bool]:
-        """The sources to be guarded; True if some of them show memory of `tensors`.
+        """The sources to be guarded; True if some of them share memory with `tensors`.
 
         What code only makes tensors of is guarded by its form: its numbers may be any.
         """
