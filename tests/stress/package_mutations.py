@@ -321,7 +321,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("internals", "is_new = reason.cause not in self.causes and bool(reason.advice)", "is_new = bool(reason.advice)", ("internals/test_advice.py",), is_new=True),
     Mutation("internals", "if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):", "if False:", ("internals/test_advice.py",), is_new=True),
     Mutation("internals", "        upgrades.forget(number)\n", "        pass\n", ("internals/test_kept_builds.py",), is_new=True),
-    Mutation("internals", "        if not candidate.build.fits(call):", "        if False:", ("internals/test_frequent_sizes.py",), is_new=True),
+    Mutation("internals", "        if not outside_of_traces(candidate.build.fits)(call):", "        if False:", ("internals/test_frequent_sizes.py",), is_new=True),
     Mutation("internals", "if one > _FASTER * all_sizes or not self._has_room(candidate.build.reason):", "if False:", ("internals/test_frequent_sizes.py",), is_new=True),
     Mutation("internals", "        if settings.max_builds is not None and num_builds >= settings.max_builds:", "        if False:", ("internals/test_frequent_sizes.py",), is_new=True),
     Mutation("internals", "if others or captured.writes or captured.changes or not build.changes_tensors_alone:", "if False:", ("internals/test_sizes_of_one.py",), is_new=True),
