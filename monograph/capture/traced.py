@@ -85,7 +85,7 @@ def trace_step(
     is_pipeline = bool(request.settings.stages)
     notes += about_lonely(recording.graph.graph, request.owned, step.replicas, is_pipeline=is_pipeline)
     notes += about_whole(request.owned)
-    notes += about_kept_casts(request.owned)
+    notes += about_kept_casts(request.owned) if request.is_first else []
     once = [*step.effects.once, *(write.about for write in left.made), *step.optimizers.asked_early()]
     return Traced(step, recording.graph, left, once, notes, recording.why_plain)
 

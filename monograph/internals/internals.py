@@ -187,7 +187,8 @@ class Internals:
     def request(self, call: Call) -> Request:
         """What a capture of this call is asked for."""
         what = (self.name, self.registry.graph.build, call, self.owned(), self.settings)
-        return Request(*what, probes=self.probes, waiting=self.first_state.owners())
+        first, is_first = self.first_state.owners(), not self.cache.all
+        return Request(*what, probes=self.probes, waiting=first, is_first=is_first)
 
     def request_of_build(self, call: Call, *, is_rare: bool) -> Request:
         """The same for a new build. What is rare runs op by op at first."""
