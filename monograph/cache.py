@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from monograph.capture.effects.foreign_objects import check_repeatable
 from monograph.capture.effects.gradients import GradientsSeen
 from monograph.capture.effects.python_objects.changed_numbers import moved_numbers
 from monograph.capture.effects.python_objects.number_places import Place
@@ -64,7 +65,7 @@ class BuildCache:
 
     def known_as(self, call: Call, build: Build) -> Call:
         """A call as a build knows it that serves it: by the names of what varies, if it does so for all of these."""
-        return next((taken for taken in self._taken(call) if build in self._builds_for(taken)), call)
+        return next((taken for taken in self._taken(call) if build in self.builds_for(taken)), call)
 
     def varied(self, call: Call, *, sizes: bool) -> Call | None:
         """A call that no build fits by the names of what alone differs from others: ints, and `sizes`; None if nothing does."""
@@ -129,12 +130,16 @@ class BuildCache:
                 return by_names, fitting
         return call, []
 
-    def _builds_for(self, call: Call) -> list[Build]:
+    def builds_for(self, call: Call) -> list[Build]:
         """Those for the key of a call, and for its sizes of one if it is known by names."""
         return [build for build in self._live.get(call.key, ()) if build.takes_ones(call)]
 
+    def check_repeatable(self, call: Call, doing: str) -> None:
+        """Raise CaptureError if each capture of this call changes what cannot be put back. `doing` begins the sentence."""
+        check_repeatable([build.captured.effects for build in self.builds_for(call)[:1]], doing)
+
     def _found_by_key(self, call: Call) -> Build | None:
-        builds = self._builds_for(call)
+        builds = self.builds_for(call)
         for build in builds:
             if build.fits(call):
                 return build
@@ -284,7 +289,7 @@ class BuildCache:
     def _reasons(self, call: Call) -> Iterator[list[Reason]]:
         """All that keeps a build from serving this call, for one build after the other."""
         for taken in self._taken(call):
-            for build in self._builds_for(taken):
+            for build in self.builds_for(taken):
                 yield [*build.differences(taken)] or [Reason("a guard failed")]
         for taken in self._taken(call):
             if not self._live.get(taken.key) and taken.key in self._let_go:

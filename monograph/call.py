@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from monograph.capture.effects.arguments import check_leaves, given_containers
 from monograph.capture.optimizers.wrapped import layers_of
 from monograph.capture.process.signals import raised_by_handler
+from monograph.capture.trace import LOGGER
 from monograph.compat.global_state import checks_gradients_for_nan
 from monograph.compat.modes import dispatch_mode, num_dispatch_modes, outside_of_modes
 from monograph.compat.optimizers import marking_as_stepped
@@ -118,8 +119,11 @@ def _build_of_call(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, An
     elif graph.settings.buckets:
         args, kwargs = read_padded(graph, declared).arguments
     read = graph.read(args, kwargs)
+    graph.cache.check_repeatable(read, "this captures the step and does not run it")
     with graph.store.lock, graph.first_state.hidden(graph.registry.optimizers):
         build = graph.build_for(read, args, kwargs, sizes)
+    if lost := build.captured.effects.lost:
+        LOGGER.warning("%s: %s is as after a step, and cannot be put back", graph.name, lost[0])
     return build, read
 
 

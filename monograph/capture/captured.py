@@ -48,6 +48,8 @@ class Captured(BoundProgram):
     notes: tuple[str, ...]
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
+    with_values: bool  # of fakes that carried values
+    mended: Mapping[Any, str]  # ops whose fake kernel reported a wrong shape, and which
     effects: Effects  # what build() changes in objects that the graph does not hold
     grown: tuple[
         Growth | NewEntries | SetRecord | Stored, ...
@@ -180,6 +182,8 @@ def _bound(
         notes=notes,
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
+        with_values=step.inputs.with_values,
+        mended=step.inputs.mended,
         effects=step.effects,
         grown=(*step.objects.grown.found, *step.objects.stored.found),
         put_again=traced.left.put_again,
@@ -235,10 +239,11 @@ def _guards(
     items = step.inputs.items
     counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
     shows_bits = any(map(_shows_bits, signature.all_results()))
+    guarded, is_shared = step.functions.memory.guarded(sources, tensors.values())
     return Guards(
         request.owned,
         modules,
-        sources,
+        guarded,
         tensors,
         signature.conditions,
         request.call,
@@ -255,6 +260,7 @@ def _guards(
         sparse=step.inputs.sparse,
         weak=step.reach.weak,
         bound=bound,
+        is_shared=is_shared,
     )
 
 

@@ -27,12 +27,13 @@ from monograph.capture.tensors.functional.written_twice import check_writes
 from monograph.capture.traced import trace_step
 from monograph.compat.amp import is_dynamic_scaler, make_scale, without_autocast
 from monograph.compat.distributed.groups import num_processes
-from monograph.compat.fake_values import VALUES_NOT_KNOWN
+from monograph.compat.fake_values import VALUES_NOT_KNOWN, is_unlike_formula
 from monograph.compat.fakes import (
     import_capture_modules,
     missing_fake_kernel,
     refused_by_fake_kernel,
 )
+from monograph.compat.ops import is_custom
 from monograph.compat.tensors import planned_device
 from monograph.distributed.names import share_names
 from monograph.errors import MonographError, first_line
@@ -48,6 +49,7 @@ from monograph.state.snapshot import take_snapshot, torch_modes
 WITH_VALUES: Final = (
     "on copies of the real tensors, which is normal for ops whose results torch cannot describe beforehand"
 )
+MEND_KERNEL: Final = "correct the function that is given to register_fake: torch.library.opcheck() tests it"
 LOGGER = logging.getLogger("monograph")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -104,7 +106,8 @@ def _captured_on_fakes(request: Request) -> Captured:
         return _capture(request, with_values=False)
     except Exception as error:
         specs = any(isinstance(leaf, Spec) for leaf in request.call.leaves)
-        missing, refused = missing_fake_kernel(error), refused_by_fake_kernel(error)
+        missing = missing_fake_kernel(error)
+        refused = refused_by_fake_kernel(error) or is_unlike_formula(error)
         alone = num_processes() == 1  # else values would be sent while others trace
         if isinstance(error, MonographError) or specs or not (alone and (missing or refused)):
             raise translated(error, request.owned) from error
@@ -114,6 +117,9 @@ def _captured_on_fakes(request: Request) -> Captured:
             if missing or VALUES_NOT_KNOWN not in str(second):
                 raise  # the real kernel refuses too, in its own words, or the second trace came further
             raise translated(error, request.owned) from error
+        for op, what in captured.mended.items():
+            if is_custom(op):
+                LOGGER.warning("%s: %s gives %s; %s", request.name, op, what, MEND_KERNEL)
         LOGGER.info("%s: captured %s (%s)", request.name, WITH_VALUES, first_line(error))
         return captured
 

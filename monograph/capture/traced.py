@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.held_fakes import not_repeatable
+from monograph.capture.optimizers.autocast import about_kept_casts
 from monograph.capture.optimizers.on_parts import about_whole
 from monograph.capture.retraces import Retraces, not_carried
 from monograph.capture.step.generators import KnownGenerators
@@ -84,7 +85,8 @@ def trace_step(
     is_pipeline = bool(request.settings.stages)
     notes += about_lonely(recording.graph.graph, request.owned, step.replicas, is_pipeline=is_pipeline)
     notes += about_whole(request.owned)
-    once = [*step.effects.once, *(write.about for write in left.made)]
+    notes += about_kept_casts(request.owned) if request.is_first else []
+    once = [*step.effects.once, *(write.about for write in left.made), *step.optimizers.asked_early()]
     return Traced(step, recording.graph, left, once, notes, recording.why_plain)
 
 

@@ -23,8 +23,12 @@ VALUES_NOT_KNOWN = "an op whose fake kernel refuses its arguments works on value
 
 
 @contextmanager
-def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
+def fake_values(
+    mode: Any, *, infer_kernels: bool = False, mended: dict[Any, str] | None = None
+) -> Iterator[None]:
     """Ops on fakes that carry values compute real values too.
+
+    `mended` gets the ops whose fake kernel reported something else than the real one gave, and what.
 
     What: `propagate_real_tensors` of FakeTensorMode, switched on for a stretch. Why: optimizers that branch on
     their step counter need its value; with `infer_kernels` an op without a (right) fake kernel takes the
@@ -42,7 +46,7 @@ def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(config.patch(generate_fake_kernels_from_real_mismatches=infer_kernels))
             if infer_kernels:
-                _compare_strides(stack)
+                _compare_strides(stack, {} if mended is None else mended)
                 _take_real_results(stack, mode)
             yield
     finally:
@@ -50,21 +54,38 @@ def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
         logger.removeFilter(_about_branches)
 
 
+def is_unlike_formula(error: BaseException) -> bool:
+    """True if a gradient has another shape than the value that it is of: a fake kernel may have reported a wrong one.
+
+    What: words of autograd's own error. Why: it has no type. Degraded path: the error is the user's to explain.
+    """
+    return type(error) is RuntimeError and "returned an invalid gradient" in str(error)
+
+
 def _about_branches(record: logging.LogRecord) -> bool:
     """Drop torch's warning that a branch was taken on a real value: here it becomes a guard."""
     return not str(record.msg).startswith("propagate_real_tensors")
 
 
-def _compare_strides(stack: ExitStack) -> None:
+def _compare_strides(stack: ExitStack, mended: dict[Any, str]) -> None:
     """Compare the strides of fake and real results too, but of views, which must stay what they show.
 
     What: the comparison of FakeTensorMode. Why: asked for strides, that of torch 2.11 and 2.12 compares those on a GPU only.
     Degraded path: a fake kernel with wrong strides makes a program whose ops refuse what they get.
     """
     utils = importlib.import_module("torch._subclasses.fake_utils")
-    compare = utils._check_fake_real_tensors
+    compare, fakes = utils._check_fake_real_tensors, torch._subclasses.fake_tensor
+    told: list[tuple[Any, Any]] = []  # the last real result that was compared, with its fake
+
+    def described(mode: Any, op: Any, real: Any) -> Any:
+        if told and told[0][0] is real:
+            mended.setdefault(
+                op, f"shape {tuple(real.shape)}; its fake kernel reports {tuple(told[0][1].shape)}"
+            )
+        return fake_like_real(mode, op, real)
 
     def with_strides(real: torch.Tensor, fake: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        told[:] = [(real, fake)]
         compare(real, fake, *args, **kwargs)
         if real.numel() and not fake._is_view():
             pairs = zip(real.shape, real.stride(), fake.stride(), strict=True)
@@ -73,6 +94,7 @@ def _compare_strides(stack: ExitStack) -> None:
                 raise error(f"strides are {real.stride()} and {fake.stride()}")
 
     replace(stack, utils, "_check_fake_real_tensors", with_strides)
+    replace(stack, fakes, "_infer_fake_from_real_tensor", described)
 
 
 def fake_like_real(mode: Any, _op: Any, real: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,7 +118,15 @@ class Walk:
 
     def once_more(self, node: fx.Node) -> Any:
         """What an op gives on copies of its operands, with the random numbers that this walk begins with."""
+        return self._run_on(node, {item: own_inputs([made])[0] for item, made in self.operands(node)})
+
+    def left_by(self, node: fx.Node) -> Mapping[fx.Node, Any]:
+        """What an op leaves in copies of its operands."""
         copies = {item: own_inputs([made])[0] for item, made in self.operands(node)}
+        self._run_on(node, copies)
+        return copies
+
+    def _run_on(self, node: fx.Node, copies: Mapping[fx.Node, Any]) -> Any:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), copies.__getitem__)
         now, self._random = self._random, self._first_random
         try:

@@ -186,8 +186,9 @@ class Internals:
 
     def request(self, call: Call) -> Request:
         """What a capture of this call is asked for."""
-        build = self.registry.graph.build
-        return Request(self.name, build, call, self.owned(), self.settings, probes=self.probes)
+        what = (self.name, self.registry.graph.build, call, self.owned(), self.settings)
+        first, is_first = self.first_state.owners(), not self.cache.all
+        return Request(*what, probes=self.probes, waiting=first, is_first=is_first)
 
     def request_of_build(self, call: Call, *, is_rare: bool) -> Request:
         """The same for a new build. What is rare runs op by op at first."""

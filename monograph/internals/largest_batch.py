@@ -12,6 +12,7 @@ import torch
 
 from monograph.backends import LoweringRequest
 from monograph.backends.aten import plan_to_run
+from monograph.capture.effects.foreign_objects import check_repeatable
 from monograph.capture.trace import capture
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import planned
@@ -93,7 +94,10 @@ def _is_batch(leaf: Any) -> bool:
 
 @dataclass
 class _Search:
-    """Plans a step at sizes. One capture for all sizes leads near to the answer, captures at two sizes prove it."""
+    """Plans a step at sizes. One capture for all sizes leads near to the answer, captures at two sizes prove it.
+
+    What breaks the memory budget of the graph does not fit either.
+    """
 
     graph: Internals
     arguments: Arguments
@@ -103,6 +107,7 @@ class _Search:
         (self._dim,) = dims_in(self.arguments)
         self._unit = self.graph.settings.accumulation_steps  # a batch is split into so many
         self._known: dict[int, int] = {}
+        self._over_budget: dict[int, PlanError] = {}  # by the same counts
 
     def found(self) -> int:
         """The answer."""
@@ -112,6 +117,11 @@ class _Search:
             near = self._last_fitting(self._alone, least, most)
         if near is None:
             held = self._alone(least)
+            if (error := self._over_budget.get(least)) is not None:
+                raise PlanError(
+                    f"the smallest batch, {least * self._unit}, does not fit into the memory budget: {error.message}",
+                    hint=error.hint.partition(", or")[0],
+                )
             raise PlanError(
                 f"the smallest batch, {least * self._unit}, holds {bytes_text(held)}, and not {bytes_text(self.limit)}",
                 hint=f"the least possible is memory={held}",
@@ -162,7 +172,7 @@ class _Search:
             return None
         try:
             return self._order(by_names, for_all=True)
-        except CaptureError:
+        except (CaptureError, PlanError):  # of the budget, at sizes that nobody asks for
             return None
 
     def _by_sizes(self, count: int) -> int:
@@ -175,10 +185,15 @@ class _Search:
         return _total(plan_to_run(replace(self._for_all, plan=plan)).memory)
 
     def _alone(self, count: int) -> int:
-        """The bytes of the step that is captured at this size."""
+        """The bytes of the step that is captured at this size; more than are asked for if it breaks the memory budget."""
         if count not in self._known:
-            order = self._order(self._call({self._dim.name: count * self._unit}))
-            self._known[count] = _total(plan_to_run(order).memory)
+            try:
+                order = self._order(self._call({self._dim.name: count * self._unit}))
+                self._known[count] = _total(plan_to_run(order).memory)
+            except PlanError as error:
+                if self.graph.settings.memory_budget is None:
+                    raise
+                self._known[count], self._over_budget[count] = self.limit + 1, error
         return self._known[count]
 
     def _call(self, sizes: dict[str, int]) -> Call:
@@ -190,6 +205,7 @@ class _Search:
         with self.graph.in_build(), outside_of_modes():
             captured = capture(self.graph.request(call))
         try:
+            check_repeatable([captured.effects], "max_batch() captures the step at several sizes")
             if for_all and captured.fixed:
                 raise CaptureError("the step fixes a size")
             plan = planned(Stage("capture", captured.program, 0.0), settings)[1]

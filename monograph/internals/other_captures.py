@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from monograph.capture.trace import LOGGER, WITH_VALUES, capture_with_values
+from monograph.capture.trace import LOGGER, MEND_KERNEL, WITH_VALUES, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, compile_step
 from monograph.errors import CaptureError, MonographError, first_line
@@ -16,7 +16,6 @@ from monograph.ir.call.signature import Call
 from monograph.runtime.custom_ops import WrongDescription
 from monograph.state.signals import interruptible
 
-_MEND_KERNEL: Final = "correct the function that is given to register_fake: torch.library.opcheck() tests it"
 APART: Final = -1  # the number of a build that is none of the graph's yet
 
 
@@ -24,7 +23,7 @@ def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) 
     """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
     if isinstance(error, WrongDescription):
         LOGGER.warning(
-            "%s: %s; captured once more, on copies of the real tensors; %s", graph.name, error, _MEND_KERNEL
+            "%s: %s; captured once more, on copies of the real tensors; %s", graph.name, error, MEND_KERNEL
         )
     else:
         LOGGER.info("%s: captured once more, %s (%s)", graph.name, WITH_VALUES, first_line(error))
@@ -47,7 +46,7 @@ def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) 
     except MonographError:
         cache.drop(build)
         if isinstance(error, WrongDescription):
-            raise CaptureError(str(error), where=error.where, hint=_MEND_KERNEL) from None
+            raise CaptureError(str(error), where=error.where, hint=MEND_KERNEL) from None
         if (fault := misfit_behind(error, call, cache.signatures())) is not None:
             raise of_arguments(error, fault) from error
         raise error from None

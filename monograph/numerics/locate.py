@@ -21,6 +21,7 @@ from monograph.inspect.kernel_values import kernel_values, run_kernels
 from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.call.nested import tensors_in
+from monograph.ir.memory import changed_by
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
@@ -33,6 +34,7 @@ from monograph.user_code.lines import Origin
 
 CAPTURE, KERNELS = "capture", "kernels of"  # causes; a backend follows
 NOT_REPEATABLE = "the op itself, which is not repeatable: run twice on the same inputs, from the same random state, it gives two results"
+SILENT_WRITE = "the op itself, which changes its argument and does not say so: name it in mutates_args"
 Agrees = Callable[[str, Any, Any], bool]  # name of a value of the captured program, expected, got
 
 
@@ -74,6 +76,9 @@ def locate(
     stages = list(build.stages)
     captured = Walk(stages[0].program, inputs)
     outputs = _by_path(captured.program, captured.run())
+    silent = _silent_write(captured)
+    if anywhere(silent is not None):
+        return silent
     path = _first_unequal(expected, outputs, captured_agrees)
     if anywhere(path is not None):
         if path is None:
@@ -245,6 +250,18 @@ def not_repeatable(build: Build, inputs: Sequence[Any]) -> FirstDifference | Non
         if (twice := _unlike(walk, node)) is not None:
             one, other = map(summary, twice)
             return _difference(node, NOT_REPEATABLE, node.name, one, other)
+    return None
+
+
+def _silent_write(walk: Walk) -> FirstDifference | None:
+    """The first op of the user's, in a program that has run, that changes an argument and does not say so."""
+    for node in walk.nodes:
+        if not is_custom(node.target) or communicates(node.target) or not is_defined(node):
+            continue
+        left, said = walk.left_by(node), changed_by(node)
+        for item, before in walk.operands(node):
+            if item not in said and not same_value(item.name, before, left[item]):
+                return _difference(node, SILENT_WRITE, item.name, summary(before), summary(left[item]))
     return None
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.effects.python_objects.growth import Growth
+from monograph.capture.guards.sources.hidden import Probe
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source
 from monograph.capture.guards.sources.values import ABSENT, same
 from monograph.capture.optimizers.first_state import FirstState
@@ -56,7 +57,7 @@ class Kept:
             _Object(source)
             for build in builds
             for source in build.captured.guards.sources
-            if source.followed and isinstance(source, (Entries, Slots, Closure, Content))
+            if source.followed and isinstance(source, (Entries, Slots, Closure, Content, Probe))
         ]
         grown = [growth for build in builds for growth in build.captured.grown if isinstance(growth, Growth)]
         self._lists = [(growth.content, list(growth.content)) for growth in grown]

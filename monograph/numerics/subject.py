@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from monograph.capture.effects.python_objects.changed_numbers import moved_numbers
-from monograph.capture.trace import capture
+from monograph.capture.trace import capture, capture_with_values
 from monograph.compiler import Build
 from monograph.errors import SignatureError
 from monograph.inspect.walk import Walk, own_inputs
@@ -89,7 +89,8 @@ class Subject:
         inside = self.inside
         request = inside.request(inside.cache.known_as(self.call, build))
         with inside.in_build():
-            captured = capture(replace(request, moved=list(moved_numbers(build.guards.sources))))
+            again = capture_with_values if build.captured.with_values else capture
+            captured = again(replace(request, moved=list(moved_numbers(build.guards.sources))))
         captured.undo()
         return captured.program
 
@@ -110,7 +111,9 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: 
         raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
     with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
         before = list(inside.builds)
+        inside.cache.check_repeatable(call, f"{what}() runs the step more than once")
         graph.compile(*formed[0], **formed[1])
+        inside.cache.check_repeatable(call, f"{what}() has captured the step")
         new = [build for build in inside.builds if build not in before] if before else []
         inside.together.meet(inside.name, inside.builds, what)
         made = "".join(f"build {build.number} was made for it ({build.reason})" for build in new[:1])

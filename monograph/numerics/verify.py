@@ -35,6 +35,8 @@ from monograph.passes.table import keeps_bits
 from monograph.user_code.lines import user_place_of
 
 _SHOWN = 8
+_TOGETHER = "no op by itself errs by more than rounding: what several ops round adds up, which is rare and no fault of one"
+_NOT_AGAIN = "no op differed when the step was run again: something in it is not repeatable"
 _NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how far the graph is from float64
 
 
@@ -82,7 +84,7 @@ class VerifyReport(Displayed):
         if self.first is not None:
             lines += ["first difference:", *(f"  {line}" for line in str(self.first).splitlines())]
         elif not (self.ok or self.moving or self.ranks):
-            lines.append("no op differed when the step was run again: something in it is not repeatable")
+            lines.append(_TOGETHER if self.judged else _NOT_AGAIN)
         different = [item for item in self.compared if not item.same]
         lines += ["other bits:"] if different else []
         lines += [f"  step {item.step}: {item}" for item in different[:_SHOWN]]

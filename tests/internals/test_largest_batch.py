@@ -137,3 +137,19 @@ def test_memory_may_have_a_unit() -> None:
     for wrong in ("1 XB", "16", "0 MiB", "", None):
         with pytest.raises(mg.DefinitionError, match="no number of bytes"):
             Classifier().max_batch(*forms(1), memory=wrong)  # type: ignore[arg-type]
+
+
+def test_a_memory_budget_is_a_limit_too() -> None:
+    def budgeted(budget: Any) -> Classifier:
+        step = Classifier()
+        step.config.set_memory_budget(budget)
+        return step
+
+    budget = 40_000
+    found = budgeted(budget).max_batch(*forms(3), memory="16 MiB")
+    budgeted(budget).compile(*forms(found))
+    with pytest.raises(mg.errors.PlanError, match="at least"):
+        budgeted(budget).compile(*forms(found + 1))
+    assert budgeted(budget).max_batch(*forms(3), memory=30_000) < found
+    with pytest.raises(mg.errors.PlanError, match=r"smallest batch, 1, does not fit into the memory budget"):
+        budgeted(100).max_batch(*forms(3), memory="16 MiB")

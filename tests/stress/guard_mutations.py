@@ -74,4 +74,9 @@ GUARDS: tuple[Mutation, ...] = (
     Mutation("capture/guards/sources", "        return _SUBCLASSES\n", "        return None\n", GUARD_TESTS, file="capture/guards/sources/questions", is_new=True),
     Mutation("capture/guards/sources", "item.__code__ is _DISPATCHER", "False", GUARD_TESTS, file="capture/guards/sources/questions", is_new=True),
     Mutation("capture", '    yield from (("a hook", hook) for hook in called_by_torch(leaves))\n', "", GUARD_TESTS, file="capture/step/roots", is_new=True),
+    Mutation("capture/guards/sources", "                if self._is_read(source):\n", "                if not self._is_read(source):\n", ("capture/test_arrays_beside_tensors.py",), file="capture/guards/sources/reach/memory", is_new=True),
+    Mutation("capture/guards/sources", "and not self._is_read(source):", "and True:", ("capture/test_arrays_beside_tensors.py",), file="capture/guards/sources/reach/memory", is_new=True),
+    Mutation("capture/guards/sources", "value.__setstate__(position)", "pass", ("numerics/test_put_back.py",), file="capture/guards/sources/hidden", is_new=True),
+    Mutation("capture/optimizers", "self.is_asked_early |= bool(self._later)", "pass", ("capture/optimizers/test_state_asked_early.py",), file="capture/optimizers/asked_state", is_new=True),
+    Mutation("numerics", "_LUCK = 3.0", "_LUCK = 0.0", ("numerics/test_wrong_ops.py",), file="numerics/judge", is_new=True),
 )  # fmt: skip

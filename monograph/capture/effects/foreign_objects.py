@@ -5,6 +5,7 @@ A capture changes nothing, so each change is undone, and done again once the ste
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -17,6 +18,7 @@ from monograph.capture.guards.sources.places import Content, Entries, Kind, Sour
 from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
+from monograph.errors import CaptureError
 from monograph.state.threads import alone
 
 
@@ -52,6 +54,7 @@ class Effects:
 
     found: list[Effect] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    waiting: list[Effect] = field(default_factory=list)  # to be put back by what it draws from, if at all
     held: list[str] = field(default_factory=list)
 
     @property
@@ -63,6 +66,19 @@ class Effects:
         """All of them."""
         for effect in self.found:
             effect.apply()
+
+
+def check_repeatable(effects: Iterable[Effects], doing: str) -> None:
+    """Raise CaptureError for what no capture can put back, where the step is captured more often than it runs.
+
+    `doing` is who does so, and whether it has: the beginning of a sentence.
+    """
+    if lost := next((label for item in effects for label in item.lost), ""):
+        raise CaptureError(
+            f"{doing}, and build() changes {lost}, which cannot be put back",
+            hint="draw before the step, and pass what was drawn as an argument; random.Random, NumPy's generators and "
+            "iterators over lists can be put back",
+        )
 
 
 def undo_effects(
@@ -96,8 +112,31 @@ def undo_effects(
             _undo(source, source.item_label(first[1]), effects, is_traced)
         if isinstance(source, Entries):
             _undo_stores(source, effects, is_traced)
+    _lose_what_waits(effects)
     sources[:] = [source for source in sources if not any(source is item for item in forgotten)]
     return effects
+
+
+def _lose_what_waits(effects: Effects) -> None:
+    """Of what could not be put back by itself, some has come back with what it draws from: `zip(a, b)` with its iterators.
+
+    What has not goes on from where it is, and takes those with it that it draws from.
+    """
+    lost = [effect for effect in effects.waiting if next(differences(effect.source), None) is not None]
+    inside, pending = set[int](), [getattr(effect.source, "owner", None) for effect in lost]
+    while pending:
+        for item in gc.get_referents(pending.pop()):
+            if id(item) not in inside and hasattr(type(item), "__next__"):
+                inside.add(id(item))
+                pending.append(item)
+    for effect in [item for item in effects.found if id(getattr(item.source, "owner", None)) in inside]:
+        effect.apply()
+        effects.found.remove(effect)
+        lost.append(effect)
+    for effect in lost:
+        effect.source.recorded = dict(effect.after)
+        effects.lost.append(effect.label)
+    effects.waiting.clear()
 
 
 def _forget_the_trace(source: Source) -> None:
@@ -131,9 +170,10 @@ def _undo(source: Source, label: str, effects: Effects, is_traced: Callable[[Any
     if not alone() and not any(map(is_traced, changed)):
         return  # it may be the doing of another thread, and stays; if build() did it, the next call captures anew
     if not source.replace(before):
-        effects.lost.append(label)
-        if isinstance(source, Probe):  # it goes on from where it is
-            source.recorded = after
+        if isinstance(source, Probe):
+            effects.waiting.append(Effect(label, source, before, after))
+        else:
+            effects.lost.append(label)
     elif any(map(is_traced, changed)):
         effects.held.append(label)
     else:

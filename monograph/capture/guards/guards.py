@@ -22,7 +22,6 @@ from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.owned import OwnedGuards
 from monograph.capture.guards.reasons import labels_changed
 from monograph.capture.guards.slots import Held, replaced, sharing, without_modules
-from monograph.capture.guards.sources.hidden import Probe
 from monograph.capture.guards.sources.places import Source
 from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.guards.tensors import TensorGuards, has_hooks
@@ -59,15 +58,16 @@ class Guards:
         sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
         weak: Iterable[Any] = (),
         bound: Collection[int] = (),
+        is_shared: bool = False,
     ) -> None:
         """`owners` are those whose state is guarded, by optimizer, None for all; `once` is what no replay repeats.
 
         `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
-        objects that the step has found through weak references, `bound` the ids of state that the program holds.
+        objects that the step has found through weak references, `bound` the ids of state that the program holds. If
+        `is_shared`, arrays among the sources share the memory of state.
         """
-        shown = [source for source in sources if _shows_state(source, tensors)]
-        self._objects = ObjectGuards([source for source in sources if source not in shown])
-        self._can_bind = not shown  # arrays are known by the tensors that share their memory
+        self._objects = ObjectGuards(sources)
+        self._can_bind = not is_shared
         self._shared = SharedObjects(weak, bound)
         self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
@@ -333,12 +333,3 @@ class Guards:
                 label += "'"
             found[label] = value
         return found
-
-
-def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """True for a numpy array whose memory a tensor of the step shares: its values are read at each step."""
-    if not isinstance(source, Probe) or type(source.owner).__name__ != "ndarray":
-        return False
-    array = source.owner
-    start, end = array.ctypes.data, array.ctypes.data + array.nbytes
-    return any(start <= tensor.data_ptr() < end for tensor in tensors.values())

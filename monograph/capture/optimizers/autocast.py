@@ -9,7 +9,7 @@ import torch
 
 from monograph.compat.tensors import planned_device
 from monograph.settings import Settings
-from monograph.state.find import Owned
+from monograph.state.find import Owned, module_slots
 
 
 class Casting:
@@ -41,3 +41,16 @@ class Casting:
         """Forget the casts of weights, as the end of a block does: eager code ends it before backward() and step()."""
         if self._devices:
             torch.clear_autocast_cache()
+
+
+def about_kept_casts(owned: Owned) -> list[str]:
+    """A sentence for a step that updates weights inside of an autocast block which may hold several calls."""
+    devices = {planned_device(slot.tensor.device).type for slot in module_slots(owned.named_modules())}
+    is_on = any(map(torch.is_autocast_enabled, sorted(devices)))
+    if not (owned.optimizers and is_on and torch.is_autocast_cache_enabled()):
+        return []
+    return [
+        "autocast is on around the call: where one block holds several steps, eager mode goes on with the casts that it "
+        "made of the weights before their update, and each step of a graph casts the present weights; enter it in "
+        "build(), by config.enable_amp() or anew for each call"
+    ]

@@ -59,6 +59,10 @@ class FirstState:
         for optimizer, items in _by_optimizer(self.shown):
             change_state(optimizer, add={item.owner: item.entries for item in items})
 
+    def owners(self) -> list[Any]:
+        """Whose state is shown for a step that has not run yet."""
+        return [item.owner for item in self.shown]
+
     def settle(self) -> None:
         """The step has run: what was shown for it stays."""
         if self.shown:

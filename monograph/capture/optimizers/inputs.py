@@ -22,6 +22,7 @@ class OptimizerInputs:
     names: Mapping[int, str]  # of parameters, by id
     declared: Mapping[str, list[Declared]]  # first state, by optimizer
     known_counters: frozenset[str]  # whole numbers in param groups that the step moves
+    waiting: Mapping[int, Any]  # owners of state that is there, and that eager mode makes in this step, by id
     symbols: dict[str, Any] = field(default_factory=dict)  # of numbers in param groups and in state by path
     counters: dict[int, dict[str, Any]] = field(
         default_factory=dict
@@ -53,6 +54,11 @@ class OptimizerInputs:
         for path, number in state_numbers(registered, state, self.names).items():
             symbol = self.inputs.add_number(number, Role.OPTIM, path)
             self.counters.setdefault(id(number.container), {})[number.key] = symbol
+
+    def first(self, registered: RegisteredOptimizer) -> list[Any]:
+        """The owners whose state eager mode makes in this step."""
+        declared = [first.parameter for first in self.declared.get(registered.name, ())]
+        return declared + [owner for owner in registered.optimizer.state if id(owner) in self.waiting]
 
     def owner_of(self, path: str) -> tuple[str, Any]:
         """The optimizer whose state an input is, and the owner of that state; an empty name for other inputs."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import ASGD, Optimizer, Rprop
 
+from monograph.capture.optimizers.asked_state import AskedState
 from monograph.compat.amp import found_infinite
 from monograph.compat.patching import replaced
 from monograph.compat.symbolic_numbers import is_symbolic
@@ -34,6 +35,8 @@ def step_or_skip(optimizer: Optimizer, optimizer_state: Any, *args: Any, **kwarg
     """What a scaler does in a trace in place of `if not found_inf.item(): optimizer.step()`."""
     found = found_infinite(optimizer_state)
     parameters = _with_gradient(optimizer)
+    if isinstance(state := optimizer.state, AskedState):
+        state.come()
     owners = [owner for owner in _owners(optimizer) if _takes_part(owner)]
     places = list(_places(optimizer, owners))
     old = [_copied(parameter) for parameter in parameters]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -27,6 +28,7 @@ from monograph.compat.distributed.tensors import (
     rows_here,
     with_local,
 )
+from monograph.compat.fake_values import fake_values
 from monograph.compat.fakes import fake_mode, make_fake
 from monograph.compat.modes import current_tracer
 from monograph.compat.traces.nodes import traced_node
@@ -77,7 +79,9 @@ class StepInputs:
             sums_whole = first and request.settings.accumulation_steps > 1
             self.inputs.show_part(item, parts[id(item.real)], sums_whole=sums_whole)
         self.wholes = RecordedWholes(self.inputs)
-        self.optimizers = OptimizerInputs(self.inputs, self.names, declared, known_counters)
+        self.optimizers = OptimizerInputs(
+            self.inputs, self.names, declared, known_counters, {id(owner): owner for owner in request.waiting}
+        )
         for registered in owned.optimizers:
             self.optimizers.add(registered)
         self._scaler_slots = list(scaler_slots(owned.scaler, overlay.of))
@@ -93,6 +97,12 @@ class StepInputs:
         self.micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients(request)
         numbers.add_to(self.inputs)
+
+    def values(self) -> Any:
+        """Inside, ops compute real values besides if fakes carry them."""
+        inputs = self.inputs
+        values = fake_values(inputs.mode, infer_kernels=True, mended=inputs.mended)
+        return values if inputs.with_values else nullcontext()
 
     def _add_state(self, slots: Iterable[Slot]) -> None:
         for slot in slots:

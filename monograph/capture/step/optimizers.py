@@ -67,12 +67,16 @@ class TracedOptimizers:
         """Let this thread see fakes in the optimizer, and watch its step."""
         optimizer, overlay, fake = registered.optimizer, self._overlay, self._inputs.fake
         state = self._asked[registered.name] = AskedState()
-        for owner, entries in self._begun.states[registered.name].items():
-            seen = state_with_fakes(entries, self._inputs, self._begun.counters)
-            dict.__setitem__(state, fake(owner), seen)
+        shown = {
+            fake(owner): state_with_fakes(entries, self._inputs, self._begun.counters)
+            for owner, entries in self._begun.states[registered.name].items()
+        }
+        first = set(map(id, map(fake, self._begun.first(registered))))
+        dict.update(state, {owner: entries for owner, entries in shown.items() if id(owner) not in first})
+        state.begin({owner: entries for owner, entries in shown.items() if id(owner) in first}, fake)
         groups = groups_with_fakes(registered, fake, self._begun.symbols)
-        for there, shown in zip(optimizer.param_groups, groups, strict=True):
-            overlay.show(there, shown)
+        for there, group in zip(optimizer.param_groups, groups, strict=True):
+            overlay.show(there, group)
         overlay.show(optimizer.param_groups, groups)
         overlay.show(optimizer.state, state)
         overlay.enter(optimizer)
@@ -99,6 +103,7 @@ class TracedOptimizers:
 
     @contextmanager
     def _around_step(self, registered: RegisteredOptimizer, *, may_skip: bool) -> Iterator[None]:
+        self._asked[registered.name].come()
         self._note_step(registered)
         with (
             self._recorder.phase("update", registered.name),
@@ -174,6 +179,14 @@ class TracedOptimizers:
     def was_asked_for(self, name: str, owner: Any) -> bool:
         """True if the step has asked this optimizer for the state of an owner."""
         return name not in self._asked or self._asked[name].was_asked_for(self._inputs.fake(owner))
+
+    def asked_early(self) -> list[str]:
+        """The state that build() asks for before the optimizer makes it: the next step finds some."""
+        return [
+            f"the state of {name} that it asks for"
+            for name, state in self._asked.items()
+            if state.is_asked_early
+        ]
 
     def made_for_good(self, registered: RegisteredOptimizer) -> dict[Any, Any]:
         """The first state that a step of this optimizer makes, by owner."""

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from monograph.capture.accumulation.gradients import MicroGradients
+from monograph.capture.effects.shared_memory import check_shared_memory, written_so_far
 from monograph.capture.guards.sources.code_watch import CodeWatch
+from monograph.capture.guards.sources.reach.memory import SharedMemory
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.same_objects import in_lookup
 from monograph.capture.numbers.known import READERS
@@ -33,6 +35,9 @@ from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Argument
 from monograph.user_code.lines import asker, frame_behind
 
+_MADE = (
+    torch.ops.aten.lift_fresh.default
+)  # of a tensor that a function of torch has made of numbers of Python
 # between code that asks a tensor for something and `_see`
 _PASSING = frozenset(
     function.__code__.co_filename
@@ -92,6 +97,7 @@ class ReplacedFunctions:
         self._call, self._whole = call, whole
         self.keeps_layers, self._is_compiled = choices.keeps_layers, is_compiled
         self.sums = GradientSums(choices.sums_in_place)
+        self.memory = SharedMemory(reach)
         self.asked_for_offsets = False  # where a tensor begins in its storage
         self.mode = FunctionMode(self._see, as_numbers)
         self._ops: dict[int, _About] = {}  # by id
@@ -104,6 +110,8 @@ class ReplacedFunctions:
             and (made := self.sums.answer(self._readings.tracer, run, args, kwargs)) is not UNKNOWN
         ):
             return made
+        if func is _MADE and (made := self.memory.made(args[0])) is not None:
+            return self._inputs.fake(made)
         if (about := self._ops.get(id(func))) is None:
             about = self._ops[id(func)] = _About.op(func)
         if about.numbers:
@@ -111,6 +119,15 @@ class ReplacedFunctions:
         if about.sparse or is_about_sparse(args, kwargs):
             return answer_sparse(self._readings, run, func, args, kwargs)
         return answer(self._readings, run, func, args, kwargs) if about.values else UNKNOWN
+
+    def note_written(self) -> None:
+        """The code of build() is over: what it has changed up to here it may have read again."""
+        if self.memory.is_known:
+            self.memory.written = written_so_far(self._readings)
+
+    def check_memory(self) -> None:
+        """Raise AliasError for memory that the step changes by ops and reads as numbers of Python, or the other way round."""
+        check_shared_memory(self.memory, self._inputs)
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their fakes.

@@ -31,4 +31,6 @@ class Request:
     own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
     answers: Mapping[str, Any] = field(default_factory=dict)  # of `questions`, before the trace
     before: GradientsSeen | None = None  # by the builds that there are
+    waiting: Sequence[Any] = ()  # owners of optimizer state that is shown for the first step alone
+    is_first: bool = True  # the graph has no build yet
     moved: Sequence[Place] = ()  # of numbers that have changed since some build was made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,7 @@ from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
 from monograph.compat.distributed.random_ops import drawn_together
 from monograph.compat.distributed.tensors import forms_without_symbols
-from monograph.compat.fake_values import fake_values, lists_by
+from monograph.compat.fake_values import lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
 from monograph.compat.optimizers import clipping_by_one_norm
 from monograph.compat.patching import replace_here, replaced
@@ -166,7 +166,7 @@ class TracedStep:
 
     def values(self) -> Any:
         """Inside, ops compute real values besides if fakes carry them."""
-        return fake_values(self.inputs.mode, infer_kernels=True) if self._with_values else nullcontext()
+        return self._begun.values()
 
     def moved(self) -> set[str]:
         """The paths of state that each micro-batch changes before its gradients are there."""
@@ -217,9 +217,7 @@ class TracedStep:
     # --- under the trace -----------------------------------------------------------------------------------------
 
     def _run(self, *_fakes: Any) -> list[Any]:
-        roots = list(
-            roots_of(self.request, self.modules, self.inputs)
-        )  # before what looks at tensors is recorded
+        roots = list(roots_of(self.request, self.modules, self.inputs))  # before ops are recorded
         tracer = current_tracer()
         self._recorder.attach(tracer)
         self.readings.tracer = tracer
@@ -315,6 +313,7 @@ class TracedStep:
             take_over_buffers(self.replicas, self.inputs.fake, self._recorder.phase)
         with self.rules.autocast(), self._settings.kept():
             returned = request.build(*args, **kwargs)
+        self.functions.note_written()
         changed = self.results.kept_changes(given.new_content())
         self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
         note_histories([returned, *(content.values for content in changed)])
@@ -336,6 +335,7 @@ class TracedStep:
     def _collect(self) -> None:
         """What the step has changed in objects, while this thread sees it."""
         effects, reads = self.side_effects, self.reads
+        self.functions.check_memory()
         real = RealObjects(self.inputs.real_of)
         real.put_into(self.reach.sources)
         effects.tensors.keep_parameters(reads, real)

@@ -79,6 +79,9 @@ class Inputs:
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     without_data: bool = False  # state is on the device meta, or the arguments where there is no state
     free: dict[int, torch.Tensor] = field(default_factory=dict)  # free tensors, by id of the fake
+    mended: dict[Any, str] = field(
+        default_factory=dict
+    )  # ops whose fake kernel reported a wrong shape, and which
 
     def __post_init__(self) -> None:
         self.moving = Moving(self.mode)

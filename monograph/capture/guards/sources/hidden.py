@@ -39,7 +39,14 @@ class Probe(Source):
     def restore(self, key: Any, value: Any) -> bool:
         if self.reader.write is None:
             return False
-        self.reader.write(self.owner, value)
+        try:
+            self.reader.write(self.owner, value)
+        except (
+            ValueError,
+            TypeError,
+            BufferError,
+        ):  # of another size, read only, or without a place that can be set
+            return False
         return True
 
 
@@ -68,6 +75,13 @@ def _write_bytes(value: Any, content: bytes) -> None:
 def _array(value: Any) -> Any:
     content = tuple(value.ravel().tolist()) if value.dtype.hasobject else value.tobytes()
     return value.shape, value.strides, value.flags.writeable, str(value.dtype), content
+
+
+def _write_array(value: Any, content: tuple[Any, ...]) -> None:
+    if value.dtype.hasobject:
+        raise ValueError("an array of objects")
+    shape, *_, kind, numbers = content
+    value[...] = sys.modules["numpy"].frombuffer(numbers, kind).reshape(shape)
 
 
 def held_in_array(value: Any) -> list[Any]:
@@ -134,6 +148,15 @@ def _place_of_iterator(value: Any) -> Any:
         return object()
 
 
+def _set_place(value: Any, place: Any) -> None:
+    """Put an iterator over a list, a tuple, a range or a text back to where it was; ValueError for all others."""
+    position = place[-1] if isinstance(place, tuple) else None
+    if type(position) is int and type(value) in _BY_POSITION:
+        value.__setstate__(position)
+    if _place_of_iterator(value) != place:
+        raise ValueError("an iterator that cannot be put back")
+
+
 def _reduced(item: Any) -> Any:
     """What an iterator says of its place, as texts and numbers that later ones can be compared with."""
     if isinstance(item, tuple):
@@ -170,16 +193,19 @@ def _value_of_context(value: contextvars.ContextVar[Any]) -> Any:
 
 
 def _set_context(value: contextvars.ContextVar[Any], content: Any) -> None:
-    value.set(None if content is ABSENT else content)  # what has had no value cannot lose the one it has
+    if content is ABSENT:
+        raise ValueError("what has had no value cannot lose the one it has")
+    value.set(content)
 
 
 _NUMPY = {
-    "ndarray": Reader(_array),
+    "ndarray": Reader(_array, _write_array),
     "Generator": Reader(_generator_state, _set_generator_state),
     "BitGenerator": Reader(_bits_state, _set_bits_state),
     "SeedSequence": Reader(lambda value: _frozen(value.state)),
     "RandomState": Reader(_legacy_state, _set_legacy_state),
 }
+_BY_POSITION = (*map(type, map(iter, ([], (), range(0), "", b"", bytearray()))), type(reversed([])))
 _HIDING: tuple[tuple[type, Reader], ...] = (
     # what random.Random hides; its other half, the second of two normal numbers, is an attribute
     (Twister, Reader(Twister.getstate, Twister.setstate)),
@@ -192,7 +218,7 @@ _HIDING: tuple[tuple[type, Reader], ...] = (
 )
 _CONTEXT = Reader(_value_of_context, _set_context)
 _GENERATOR = Reader(_place_of_generator)
-_ITERATOR = Reader(_place_of_iterator)
+_ITERATOR = Reader(_place_of_iterator, _set_place)
 _BUFFER = Reader(_bytes, _write_bytes)
 
 
@@ -220,6 +246,11 @@ def reader_of(value: Any) -> Reader | None:
     except (TypeError, BufferError, ValueError):
         return None
     return _BUFFER
+
+
+def shows_memory(probe: Probe) -> bool:
+    """True for an array of numpy and for a buffer, which share memory with other objects."""
+    return probe.reader.read in (_array, _bytes)
 
 
 def behind_proxy(value: Any) -> Any:

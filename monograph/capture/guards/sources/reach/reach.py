@@ -32,10 +32,10 @@ from monograph.capture.guards.sources.reach.asked import Asked
 from monograph.capture.guards.sources.reach.modules import Modules
 from monograph.capture.guards.sources.reach.objects import Objects
 from monograph.capture.guards.sources.reach.recorded import Recorded, Way
-from monograph.capture.guards.sources.reach.unguarded import unguarded_in
+from monograph.capture.guards.sources.reach.unguarded import asks_of_paths, unguarded_in
 from monograph.capture.guards.sources.reach.whole import Whole
 from monograph.user_code.files import is_installed_file
-from monograph.user_code.lines import Origin
+from monograph.user_code.lines import Origin, user_place
 
 # what it reads of functions and classes, its callers read
 _LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})
@@ -132,6 +132,10 @@ class Reach:
         """The code that ran."""
         return self._functions.ran.values()
 
+    def own_codes(self) -> Iterable[CodeType]:
+        """The code that ran and is no library's."""
+        return [code for known, code in self._functions.ran.items() if known not in self._libraries]
+
     def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
         return name in self.keys or self._recorded.is_whole(table)
@@ -192,6 +196,9 @@ class Reach:
             # what code can read of its globals counts by the names of that code
             self._count_parts(names.attributes if own else names.attributes - {"__globals__"})
         self._recorded.will_store(names.stored)
+        caller = frame.f_back
+        if asks_of_paths(code, None if caller is None else caller.f_code):
+            self.unguarded.setdefault("a file", user_place(caller))
         if code is os.getenv.__code__:
             self._objects.visit(os.environ, "os.environ")
         if not is_standard(module):
