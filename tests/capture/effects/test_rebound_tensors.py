@@ -1,0 +1,154 @@
+"""Tensors that a step moves from one place to another, returns, or only puts somewhere: after each step all is as in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import monograph as mg
+
+NUM_STEPS = 5
+
+
+def lag(self: Any, x: Tensor) -> Tensor:
+    result = x - self.a
+    self.a = self.b
+    self.b = x * 1
+    return result
+
+
+def swap(self: Any, x: Tensor) -> Tensor:
+    self.a, self.b = self.b, self.a
+    return self.a + x
+
+
+def chain(self: Any, x: Tensor) -> Tensor:
+    self.a = self.b
+    self.b = self.c
+    self.c = x * 1
+    return self.a + x
+
+
+def reset(self: Any, x: Tensor) -> Tensor:
+    result = self.a + x
+    self.a = self.c
+    return result
+
+
+def old(self: Any, x: Tensor) -> Tensor:
+    before = self.a
+    self.a = x * 1
+    return before
+
+
+def old_in_a_list(self: Any, x: Tensor) -> list[Tensor]:
+    before = [self.b, self.a]
+    self.b = self.a
+    self.a = x * 1
+    return before
+
+
+def only_put(self: Any, x: Tensor) -> Tensor:
+    self.a = (x * 2).detach()
+    return x + 1
+
+
+def put_and_returned(self: Any, x: Tensor) -> Tensor:
+    self.a = x * 2
+    return self.a
+
+
+STEPS = (lag, swap, chain, reset, old, old_in_a_list, only_put, put_and_returned)
+
+
+def start(self: Any) -> None:
+    self.a, self.b, self.c = torch.zeros(2), torch.ones(2), torch.full((2,), 5.0)
+
+
+class Plain:
+    """An object that is no module."""
+
+
+def in_graph(step: Callable[..., Any]) -> tuple[Any, Any]:
+    class Holder(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            start(self)
+
+        build = step
+
+    graph = Holder()
+    return graph, graph
+
+
+def in_module(step: Callable[..., Any], *, buffers: bool = False) -> tuple[Any, Any]:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in "abc" if buffers else "":
+                self.register_buffer(name, torch.zeros(2))
+            start(self)
+
+        forward = step
+
+    class Around(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.holder = Holder()
+
+        def build(self, x: Tensor) -> Any:
+            return self.holder(x)
+
+    graph = Around()
+    return graph, graph.holder
+
+
+def in_buffers(step: Callable[..., Any]) -> tuple[Any, Any]:
+    return in_module(step, buffers=True)
+
+
+def in_closure(step: Callable[..., Any]) -> tuple[Any, Any]:
+    holder = Plain()
+    start(holder)
+
+    class Around(mg.Graph):
+        def build(self, x: Tensor) -> Any:
+            return step(holder, x)
+
+    return Around(), holder
+
+
+def plain(step: Callable[..., Any]) -> tuple[Any, Any]:
+    holder = Plain()
+    start(holder)
+    return lambda x: step(holder, x), holder
+
+
+def leaves(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, list) else [result]
+
+
+def seen(run: Callable[[Tensor], Any], holder: Any, *, keeps: bool) -> list[list[list[float]]]:
+    """What a script sees after each step: the attributes, the result, and all that it has kept so far."""
+    found, log = [], list[Tensor]()
+    for number in range(NUM_STEPS):
+        now = [*leaves(run(torch.full((2,), float(number + 1)))), holder.a, holder.b, holder.c]
+        log += now if keeps else []
+        found.append([item.tolist() for item in [*now, *log]])
+    return found
+
+
+@pytest.mark.parametrize("keeps", (False, True), ids=("alone", "kept"))
+@pytest.mark.parametrize("place", (in_graph, in_module, in_buffers, in_closure))
+@pytest.mark.parametrize("step", STEPS)
+def test_after_each_step_all_is_as_in_plain_pytorch(
+    step: Callable[..., Any], place: Callable[..., tuple[Any, Any]], keeps: bool
+) -> None:
+    graph, holder = place(step)
+    assert seen(graph, holder, keeps=keeps) == seen(*plain(step), keeps=keeps)
+    if place is in_graph:
+        assert len(graph.builds) == 1
