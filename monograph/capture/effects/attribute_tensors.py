@@ -149,8 +149,8 @@ class AttributeTensors:
         self._done.update(map(id, containers_in(value)))
 
     def _in_trace(self, leaf: Any) -> Any:
-        """What stands for a tensor of the state in the trace; anything else as it is."""
-        return self.inputs.by_real.get(id(leaf), leaf) if _is_real(leaf) else leaf
+        """What stands for a tensor from outside in the trace; anything else as it is."""
+        return self.inputs.fake(leaf) if _is_real(leaf) else leaf
 
     def not_carried(self, reads: Reads) -> set[int]:
         """The ids of lists, deques and dicts in attributes whose content after the step nothing writes back yet."""

@@ -142,8 +142,8 @@ def seen(run: Callable[[Tensor], Any], holder: Any, *, keeps: bool) -> list[list
     return found
 
 
-@pytest.mark.parametrize("keeps", (False, True), ids=("alone", "kept"))
-@pytest.mark.parametrize("place", (in_graph, in_module, in_buffers, in_closure))
+@pytest.mark.parametrize("keeps", [False, True], ids=("alone", "kept"))
+@pytest.mark.parametrize("place", [in_graph, in_module, in_buffers, in_closure])
 @pytest.mark.parametrize("step", STEPS)
 def test_after_each_step_all_is_as_in_plain_pytorch(
     step: Callable[..., Any], place: Callable[..., tuple[Any, Any]], keeps: bool
@@ -152,3 +152,74 @@ def test_after_each_step_all_is_as_in_plain_pytorch(
     assert seen(graph, holder, keeps=keeps) == seen(*plain(step), keeps=keeps)
     if place is in_graph:
         assert len(graph.builds) == 1
+
+
+class Cell:
+    """An object that is no module, with what it goes on from."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(2), torch.ones(2)
+        self.last = torch.zeros(2)
+        self.num = 0
+
+    def step(self, x: Tensor) -> Tensor:
+        h, c = self.state
+        h, c = h + x, c * 0.5 + h
+        self.state = h, c
+        return h + c
+
+    def moved(self, x: Tensor) -> Tensor:
+        result = x - self.state[0]
+        self.state = self.state[1], x * 1
+        return result
+
+    def counted(self, x: Tensor) -> Tensor:
+        self.last = self.last + x
+        self.num += 1
+        return self.last * self.num
+
+    __call__ = step
+
+
+def by_a_function(cell: Cell, name: str) -> Any:
+    return mg.trace(lambda x: getattr(cell, name)(x))
+
+
+def by_a_closure(cell: Cell, name: str) -> Any:
+    class Around(mg.Graph):
+        def build(self, x: Tensor) -> Any:
+            return getattr(cell, name)(x)
+
+    return Around()
+
+
+def by_the_method(cell: Cell, name: str) -> Any:
+    return mg.trace(getattr(cell, name))
+
+
+def by_a_decorated_method(cell: Cell, name: str) -> Any:
+    return mg.trace(torch.no_grad()(getattr(cell, name)))
+
+
+@pytest.mark.parametrize("traced", [by_a_function, by_a_closure, by_the_method, by_a_decorated_method])
+@pytest.mark.parametrize("name", ["step", "moved", "counted", "__call__"])
+def test_an_object_goes_on_from_its_last_step(traced: Callable[[Cell, str], Any], name: str) -> None:
+    cell, other = Cell(), Cell()
+    graph = traced(cell, name)
+    for number in range(NUM_STEPS):
+        x = torch.full((2,), float(number))
+        assert torch.equal(graph(x), getattr(other, name)(x))
+        assert [item.tolist() for item in (*cell.state, cell.last)] == [
+            item.tolist() for item in (*other.state, other.last)
+        ]
+    assert cell.num == other.num
+    assert len(graph.builds) <= 2
+
+
+def test_a_traced_object_goes_on_from_its_last_step() -> None:
+    cell, other = Cell(), Cell()
+    graph = mg.trace(cell)
+    for number in range(NUM_STEPS):
+        x = torch.full((2,), float(number))
+        assert torch.equal(graph(x), other(x))
+    assert len(graph.builds) == 1
