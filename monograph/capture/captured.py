@@ -166,7 +166,7 @@ def _bound(
             sources,
             tensors,
             idle,
-            places,
+            (*places, *step.side_effects.kept),
             bound,
             others,
         ),

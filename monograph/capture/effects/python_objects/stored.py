@@ -155,20 +155,22 @@ def _copies(
         container: Any = source.variable
     else:
         container = source.content if isinstance(source, Content) else source.table()
-    if not isinstance(container, (list, dict, deque, Variable)) or list(before) != list(after):
+    if not isinstance(container, (list, dict, deque, Variable)):
+        return
+    if isinstance(source, Content) and list(before) != list(after):
         return
     moved = [leaf for value in _new(before, after) for leaf in _leaves(value) if _is_plain(leaf)]
     for leaf in moved:  # from another place: that is read
         inputs.fake(leaf)
     for key, value in after.items():
-        if value is before[key]:
+        if value is (was := before.get(key, ABSENT)):
             continue
         in_dict = isinstance(source, Content) and isinstance(container, dict)
         at = before[key[0], 0] if in_dict else key
         path = source.label if isinstance(source, Closure) else f"{source.label}[{at!r}]"
         found, former = list[Any](), list[Any]()
         tree = flatten(value, found)
-        if flatten(before[key], former) != tree:
+        if flatten(was, former) != tree:
             continue
         leaves = [
             (inputs.by_real.get(id(leaf), leaf), real) for leaf, real in zip(found, former, strict=True)
