@@ -218,6 +218,7 @@ class Internals:
             check_count(self.registry.graph.build, args, kwargs)
             sizes = self.settings.sizes if sizes is None else sizes
             build = self._made(call, self.cache.reason(call), sizes)
+        self.note_use(build)  # before tensors are counted: the build used last has those that are replaced
         self.cache.count_own()
         return build
 

@@ -16,7 +16,7 @@ import torch
 
 from monograph.capture.effects.attribute_tensors import containers_in
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.effects.python_objects.stored_content import StoredContent, value_of
+from monograph.capture.effects.python_objects.stored_content import StoredContent, tensors_in, value_of
 from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay
@@ -63,6 +63,11 @@ class StoredThings:
         self.found.append(stored)
         self.state_outputs += state_outputs
         self._sources.append(stored.source)
+
+    def tensors(self) -> set[int]:
+        """The ids of tensors from outside that each step puts into these places."""
+        content = (item for stored in self.found for item in stored.content.values())
+        return {id(tensor) for item in content for tensor in tensors_in(item)}
 
     def release(self, inputs: Inputs) -> None:
         """Let the guards look at the kinds alone of tensors that the step replaces and has not looked at."""

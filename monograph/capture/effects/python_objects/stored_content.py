@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,12 @@ class _Made:
         """The value for one step."""
         leaves = (computed[leaf.index] if isinstance(leaf, _Slot) else leaf for leaf in self.leaves)
         return unflatten(self.tree, leaves)
+
+
+def tensors_in(item: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an entry of a content that are the same at each step."""
+    if isinstance(item, _Made):
+        yield from (leaf for leaf in item.leaves if isinstance(leaf, torch.Tensor))
 
 
 def value_of(item: Any, before: Mapping[Any, Any], computed: list[Any]) -> Any:
