@@ -16,8 +16,11 @@ import torch
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.modes import current_tracer
+from monograph.compat.tensors import storage_key
 from monograph.compat.traces.nodes import traced_node
+from monograph.errors import CaptureError
 from monograph.ir.call.tree import flatten
 from monograph.ir.graph_signature import Argument, Assign, Copy, Part
 from monograph.ir.memory import Writes
@@ -53,9 +56,26 @@ def keep_identities(
             items = [state_outputs[index] for index in indexes]
             kept += [item.place for item in items[:1] if item.place is not None]
             elsewhere |= {id(inputs.real_of(item.value)) for item in items}
+            _check_no_views(items, inputs)
             for index, item in zip(indexes, _put(items, inputs), strict=True):
                 state_outputs[index] = replace(item, path=f"{item.path}.next", place=None)
     return kept
+
+
+def _check_no_views(items: list[StateOutput], inputs: Inputs) -> None:
+    """Raise CaptureError for a tensor that is to go on showing the memory of another one."""
+    memory = {
+        storage_key(fake)
+        for fake in inputs.by_real.values()
+        if not is_sharded(fake) and fake.layout is torch.strided
+    }
+    for item in items:
+        itself = id(item.value) in inputs.by_fake or inputs.real_of(item.value) is not None
+        if not itself and item.value.layout is torch.strided and storage_key(item.value) in memory:
+            raise CaptureError(
+                f"build() puts a view of another tensor into {item.path}, and changes in place what is there",
+                hint="put the tensor itself there, or a copy: view.clone()",
+            )
 
 
 def written_in_trace() -> Callable[[torch.Tensor], bool]:

@@ -126,4 +126,10 @@ def seen(script: Script, *, traced: bool) -> list[list[list[float]]]:
 @given(script=scripts())
 @settings(deadline=None)
 def test_all_that_a_script_can_see_is_as_in_plain_python(script: Script) -> None:
-    assert seen(script, traced=True) == seen(script, traced=False)
+    try:
+        found = seen(script, traced=True)
+    except mg.CaptureError as error:
+        if "puts a view of another tensor" not in str(error):
+            raise
+        return  # it says what cannot be done
+    assert found == seen(script, traced=False)

@@ -56,18 +56,20 @@ class StoredThings:
 
     found: list[Stored] = field(default_factory=list)
     state_outputs: list[StateOutput] = field(default_factory=list)
+    shown: set[int] = field(default_factory=set)  # ids of tensors from outside that these show
     _sources: list[Source] = field(default_factory=list)
 
-    def add(self, stored: Stored, state_outputs: Iterable[StateOutput]) -> None:
+    def add(self, stored: Stored, content: StoredContent) -> None:
         """One place more, with what the program must compute for it."""
         self.found.append(stored)
-        self.state_outputs += state_outputs
+        self.state_outputs += content.state_outputs
+        self.shown |= content.shown
         self._sources.append(stored.source)
 
     def tensors(self) -> set[int]:
-        """The ids of tensors from outside that each step puts into these places."""
+        """The ids of tensors from outside that these places show after each step."""
         content = (item for stored in self.found for item in stored.content.values())
-        return {id(tensor) for item in content for tensor in tensors_in(item)}
+        return self.shown | {id(tensor) for item in content for tensor in tensors_in(item)}
 
     def release(self, inputs: Inputs) -> None:
         """Let the guards look at the kinds alone of tensors that the step replaces and has not looked at."""
@@ -125,7 +127,7 @@ def collect_stored(
         new = StoredContent(source, inputs, own)
         content = new.entries(before, after)
         if content is not None:
-            stored.add(Stored(source.label, source, content, new.computed), new.state_outputs)
+            stored.add(Stored(source.label, source, content, new.computed), new)
             _put_back(source, before, after, content.keys() | (before.keys() ^ after.keys()))
     return stored
 
