@@ -146,7 +146,8 @@ class Part(Bindable):
 
     def deliver(self, output: Any) -> None:
         """Put the leaf in its place."""
-        self.leaves[self.index] = output if self.tensor is None else self.tensor
+        output = output if self.tensor is None else self.tensor
+        self.leaves[self.index] = output
         if self.last:
             self.container[self.key] = unflatten(self.tree, iter(self.leaves))
 

@@ -223,3 +223,75 @@ def test_a_traced_object_goes_on_from_its_last_step() -> None:
         x = torch.full((2,), float(number))
         assert torch.equal(graph(x), other(x))
     assert len(graph.builds) == 1
+
+
+def changed_and_moved(self: Any, x: Tensor) -> list[Tensor]:
+    self.a.add_(x)
+    before = self.a
+    self.a, self.b = self.b, self.a
+    return [before]
+
+
+def changed_and_replaced(self: Any, x: Tensor) -> Tensor:
+    before = self.a
+    self.a = x * 2
+    before.add_(x)
+    return before
+
+
+def one_at_two_places(self: Any, x: Tensor) -> Tensor:
+    self.b = self.a
+    self.a.add_(x)
+    return self.b * 1
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=("alone", "kept"))
+@pytest.mark.parametrize("place", [in_graph, in_module, in_buffers, in_closure])
+@pytest.mark.parametrize("step", [changed_and_moved, changed_and_replaced, one_at_two_places])
+def test_a_tensor_that_changes_in_place_is_the_same_one_wherever_it_goes(
+    step: Callable[..., Any], place: Callable[..., tuple[Any, Any]], keeps: bool
+) -> None:
+    graph, holder = place(step)
+    assert seen(graph, holder, keeps=keeps) == seen(*plain(step), keeps=keeps)
+
+
+@pytest.mark.parametrize("elsewhere", ["last", "log", "by name"])
+def test_a_tensor_that_was_put_elsewhere_keeps_its_numbers(elsewhere: str) -> None:
+    def kept_after_each_step(traced: bool) -> list[list[list[float]]]:
+        other = Plain()
+        other.last, other.log, other.names = torch.zeros(2), list[Tensor](), {"a": torch.zeros(2)}  # type: ignore[attr-defined]
+
+        class Holder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("h", torch.zeros(2))
+
+            def forward(self, x: Tensor) -> Tensor:
+                if elsewhere == "last":
+                    other.last = self.h  # type: ignore[attr-defined]
+                elif elsewhere == "log":
+                    other.log.append(self.h)  # type: ignore[attr-defined]
+                else:
+                    other.names["a"] = self.h  # type: ignore[attr-defined]
+                self.h = self.h + x
+                return self.h * 1
+
+        run: Any = mg.trace(Holder()) if traced else Holder()
+        found = []
+        for number in range(NUM_STEPS):
+            run(torch.full((2,), float(number)))
+            found.append([item.tolist() for item in [other.last, *other.log, *other.names.values()]])  # type: ignore[attr-defined]
+        return found
+
+    assert kept_after_each_step(True) == kept_after_each_step(False)
+
+
+def test_a_view_that_is_to_change_what_it_shows_is_refused() -> None:
+    def shown(self: Any, x: Tensor) -> Tensor:
+        self.a.add_(x)
+        self.a = self.b.detach()
+        return x
+
+    graph, _ = in_buffers(shown)
+    with pytest.raises(mg.CaptureError, match="puts a view of another tensor"):
+        graph(torch.zeros(2))
