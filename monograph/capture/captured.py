@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from monograph.capture.effects.python_objects.stored import Stored
 from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
-from monograph.capture.guards.sources.places import Source
+from monograph.capture.guards.sources.places import Entries, Source
 from monograph.capture.guards.weak import loosened, unbound
 from monograph.capture.optimizers.tracing import change_state
 from monograph.capture.ports import GraphSignature, taken_over
@@ -166,7 +166,7 @@ def _bound(
             sources,
             tensors,
             idle,
-            places,
+            (*places, *step.side_effects.kept),
             bound,
             others,
         ),
@@ -218,8 +218,18 @@ def _guard_sources(
         (id(place.container), place.key): object() for place in step.side_effects.gone
     }  # it serves no step
     bind(step.reach.sources, places)
-    kept = step.objects.grown.release(step.objects.numbers.release(step.reach.sources))
+    kept = list(step.objects.grown.release(step.objects.numbers.release(step.reach.sources)))
+    kept += _unread(own, kept)
     return loosened(kept, unbound(step.reach.weak, bound), step.request.owned.owner)
+
+
+def _unread(own: Sequence[tuple[OwnPlace, Any]], sources: Sequence[Source]) -> Iterator[Source]:
+    """The places that the step only writes: the tensors that it writes into must be there."""
+    known = {(id(source.container()), key) for source in sources for key in source.recorded}
+    for place, value in own:
+        if isinstance(place.container, dict) and (id(place.container), place.key) not in known:
+            owner = place.path.removesuffix(f".{place.key}")
+            yield Entries(owner, place.container, {place.key}, recorded={place.key: value})
 
 
 def _guards(

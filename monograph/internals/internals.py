@@ -64,8 +64,7 @@ class Internals:
       `build_for`, `in_build`, `store`, `first_state`, `builds`, `probes`
     - `state_dict`: `check_whole`, `registry`, `store`, `first_state`, `builds`
     - `artifact` and `export`: `present_builds`, `builds`, `declared`, `names`, `request`, `in_build`, `store`, `first_state`
-    - `resume` and `flow`: `registry`, `store`
-    - benchmarks: `read`, `build_for`
+    - `resume` and `flow`: `registry`, `store`; benchmarks: `read`, `build_for`
     """
 
     def __init__(self, graph: Any, kind: Kind, name: str) -> None:
@@ -223,12 +222,13 @@ class Internals:
         """
         if (build := self.cache.find(call)) is None:
             check_count(self.registry.graph.build, args, kwargs)
-            sizes = self.settings.sizes if sizes is None else sizes
+            declared = self.settings.sizes if sizes is None else sizes
             try:
-                build = self._made(call, self.cache.reason(call), sizes)
+                build = self._made(call, self.cache.reason(call), declared)
             except OldGradientError as error:
                 self.registry.let_gradients_stay(error, is_first=not self.cache.all)
                 return self.build_for(self.read(args, kwargs), args, kwargs, sizes)
+        self.note_use(build)  # before tensors are counted: the build used last has those that are replaced
         self.cache.count_own()
         return build
 

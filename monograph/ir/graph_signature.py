@@ -97,6 +97,7 @@ class Assign(Bindable):
     key: Any
     requires_grad: bool = False  # what build() put there does
     argument: int | None = None  # build() put this leaf of the arguments there, itself
+    tensor: torch.Tensor | None = None  # build() put this tensor of the state there, itself
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,11 @@ class Part(Bindable):
     leaves: list[Any]  # shared by the parts of one value
     index: int
     last: bool
+    tensor: torch.Tensor | None = None  # build() put this tensor of the state there, itself
 
     def deliver(self, output: Any) -> None:
         """Put the leaf in its place."""
+        output = output if self.tensor is None else self.tensor
         self.leaves[self.index] = output
         if self.last:
             self.container[self.key] = unflatten(self.tree, iter(self.leaves))

@@ -35,6 +35,8 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
             held_gradient(parameter).copy_(output)
         case Assign(container, key, _, int(index)):
             container[key] = leaves[index]
+        case Assign(container, key, tensor=torch.Tensor() as tensor):
+            container[key] = tensor
         case Assign(container, key, True):
             with torch.enable_grad():
                 container[key] = fence(output)

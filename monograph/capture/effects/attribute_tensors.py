@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from monograph.capture.effects.attributes import NOTHING, OF_MODULES, Attributes
 from monograph.capture.effects.foreign_objects import Effect
@@ -51,9 +52,9 @@ class AttributeTensors:
         for entered in list(reads.entered.values()):  # looking at one may enter others
             for name, value in self.attributes.seen(entered.owner).items():
                 old = entered.before.get(name, NOTHING)
-                if is_fake(value) and not self._unchanged(value, old):
+                if self._is_tensor(value) and not self._unchanged(value, old):
                     path, table = f"{entered.label}.{name}", real_attributes_of(entered.owner)
-                    self._collect(path, table, name, value, old)
+                    self._collect(path, table, name, self.inputs.fake(value), old)
 
     def collect_of_tensors(self, stored: Collection[str]) -> Iterator[Effect]:
         """What build() has put into Python attributes of state, under the names that code stores to; gives the others."""
@@ -83,6 +84,10 @@ class AttributeTensors:
     def _takes_copies(self, path: str, value: torch.Tensor, old: Any) -> bool:
         """True if a tensor of the same form can be written where this one was."""
         return _is_real(old) and fits(value, old) and not self.share_memory({path: old})
+
+    def _is_tensor(self, value: Any) -> bool:
+        """True for tensors of the trace, and for tensors from outside that are no parameters."""
+        return is_fake(value) or (_is_real(value) and not isinstance(value, nn.Parameter))
 
     def _unchanged(self, leaf: Any, old: Any) -> bool:
         return leaf is old or (isinstance(old, torch.Tensor) and self.inputs.by_real.get(id(old)) is leaf)
@@ -145,8 +150,8 @@ class AttributeTensors:
         self._done.update(map(id, containers_in(value)))
 
     def _in_trace(self, leaf: Any) -> Any:
-        """What stands for a tensor of the state in the trace; anything else as it is."""
-        return self.inputs.by_real.get(id(leaf), leaf) if _is_real(leaf) else leaf
+        """What stands for a tensor from outside in the trace; anything else as it is."""
+        return self.inputs.fake(leaf) if _is_real(leaf) else leaf
 
     def not_carried(self, reads: Reads) -> set[int]:
         """The ids of lists, deques and dicts in attributes whose content after the step nothing writes back yet."""

@@ -78,8 +78,10 @@ class Results:
             return Result("argument", index=item.source.index)
         if isinstance(leaf, torch.Tensor):
             real = self.inputs.real_of(leaf)
-            if (real is not None and id(real) not in self._replaced) or not is_fake(leaf):
-                return Result("fixed", value=leaf if real is None else real)
+            real = leaf if real is None and not is_fake(leaf) else real
+            if real is not None and id(real) not in self._replaced:
+                return Result("fixed", value=real)
+            leaf = self.inputs.fake(leaf)
         if id(leaf) not in self._positions:
             self._positions[id(leaf)] = len(self.outputs)
             self.outputs.append(leaf)

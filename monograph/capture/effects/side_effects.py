@@ -15,6 +15,7 @@ from monograph.capture.effects.attribute_values import AttributeValues
 from monograph.capture.effects.attributes import Attributes
 from monograph.capture.effects.foreign_objects import Effect
 from monograph.capture.effects.gradients import gradients_left
+from monograph.capture.effects.identities import keep_identities, written_in_trace
 from monograph.capture.effects.module_state import ModuleState
 from monograph.capture.effects.results import Results
 from monograph.capture.effects.state_outputs import StateOutput, take_own_memory
@@ -54,6 +55,10 @@ class SideEffects:
     without_gradient: list[str] = field(default_factory=list)
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
     structure: list[Effect] = field(default_factory=list)  # submodules and attributes that come and go
+    kept: list[OwnPlace] = field(
+        default_factory=list
+    )  # places where each step puts the tensors of eager mode
+    known_elsewhere: set[int] = field(default_factory=set)  # ids of tensors that it leaves in other objects
     # where another thread has put something else meanwhile
     gone: list[OwnPlace] = field(default_factory=list)
 
@@ -90,6 +95,8 @@ class SideEffects:
 
         To be called when all new state is collected. `given` are the leaves of the arguments.
         """
+        is_written = written_in_trace()
+        self.kept += keep_identities(self.state_outputs, self.inputs, is_written, self.known_elsewhere)
         results = Results(self.inputs, self.state_outputs)
         self.results, self.result_tree = results.returned(returned)
         self.refills = results.left_in_arguments(changed, given)

@@ -68,6 +68,7 @@ class LeftInObjects:
             self._side_effects.tensors.share_memory,
         )
         outputs += self.stored.state_outputs
+        self._side_effects.known_elsewhere |= self.stored.tensors()
         self.writes = found + self.grown.writes
         leaves = [leaf for write in self.writes if write.moves for leaf in write.value.leaves]
         for leaf in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, ReadAfter)):

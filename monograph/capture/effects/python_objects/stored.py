@@ -8,7 +8,7 @@ that it is a tensor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from monograph.capture.effects.attribute_tensors import containers_in
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.effects.python_objects.stored_content import StoredContent, value_of
+from monograph.capture.effects.python_objects.stored_content import StoredContent, tensors_in, value_of
 from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay
@@ -25,6 +25,7 @@ from monograph.capture.guards.sources.values import ABSENT, Moves
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import storage_key
+from monograph.ir.call.tree import LEAF, flatten, leaf_paths
 from monograph.ir.graph_signature import Copy
 
 
@@ -55,13 +56,20 @@ class StoredThings:
 
     found: list[Stored] = field(default_factory=list)
     state_outputs: list[StateOutput] = field(default_factory=list)
+    shown: set[int] = field(default_factory=set)  # ids of tensors from outside that these show
     _sources: list[Source] = field(default_factory=list)
 
-    def add(self, stored: Stored, state_outputs: Iterable[StateOutput]) -> None:
+    def add(self, stored: Stored, content: StoredContent) -> None:
         """One place more, with what the program must compute for it."""
         self.found.append(stored)
-        self.state_outputs += state_outputs
+        self.state_outputs += content.state_outputs
+        self.shown |= content.shown
         self._sources.append(stored.source)
+
+    def tensors(self) -> set[int]:
+        """The ids of tensors from outside that these places show after each step."""
+        content = (item for stored in self.found for item in stored.content.values())
+        return self.shown | {id(tensor) for item in content for tensor in tensors_in(item)}
 
     def release(self, inputs: Inputs) -> None:
         """Let the guards look at the kinds alone of tensors that the step replaces and has not looked at."""
@@ -107,63 +115,107 @@ def collect_stored(
     for source, before, after in changed:
         if id(source.container()) in inside:
             continue  # what the step itself has made is stored with what holds it
-        copies = _copies(source, before, after, inputs)
-        if copies and not share_memory({place.path: old for place, old, _ in copies}):
-            stored.state_outputs += [
-                StateOutput(value, Copy(old), place.path, place) for place, old, value in copies
-            ]
-            _put_back(source, before, [place.key for place, _, _ in copies])
-            continue
+        copies = list(_copies(source, before, after, inputs))
+        written = {path: tensor for copy in copies for path, tensor in copy.written.items()}
+        rest = {key: value for key, value in after.items() if key not in {copy.key for copy in copies}}
+        if copies and not (_refer_to(rest, before, written.values(), inputs) or share_memory(written)):
+            stored.state_outputs += [output for copy in copies for output in copy.outputs]
+            _put_back(source, before, after, {copy.key for copy in copies})
+            before, after = _changes(source)
+            if not any(map(holds_fakes, _new(before, after))):
+                continue
         new = StoredContent(source, inputs, own)
         content = new.entries(before, after)
         if content is not None:
-            stored.add(Stored(source.label, source, content, new.computed), new.state_outputs)
-            _put_back(source, before, content)
+            stored.add(Stored(source.label, source, content, new.computed), new)
+            _put_back(source, before, after, content.keys() | (before.keys() ^ after.keys()))
     return stored
 
 
-def _put_back(source: Source, before: Mapping[Any, Any], keys: Iterable[Any]) -> None:
-    if isinstance(source, Content):
-        source.replace(before)
-    else:
+def _put_back(
+    source: Source, before: Mapping[Any, Any], after: Mapping[Any, Any], keys: Collection[Any]
+) -> None:
+    """What was there before under these keys; under others stays what is there now."""
+    if not isinstance(source, Content):
         for key in keys:
             source.restore(key, before.get(key, ABSENT))
+    elif before.keys() != after.keys():
+        source.replace(before)
+    else:
+        source.replace({key: (before if key in keys else after)[key] for key in before})
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """New tensors that are copied into those which one entry of a source has, by itself or in a list, tuple or dict."""
+
+    key: Any
+    outputs: Sequence[StateOutput]
+    written: Mapping[str, torch.Tensor]  # by the paths of these
 
 
 def _copies(
     source: Source, before: Mapping[Any, Any], after: Mapping[Any, Any], inputs: Inputs
-) -> list[tuple[OwnPlace, torch.Tensor, torch.Tensor]]:
-    """Tensors that the step reads and puts others like them in the place of, with those: they are written into.
-
-    Empty if it changes anything else.
-    """
+) -> Iterator[_Copies]:
+    """Entries whose tensors the step reads, and puts others like them in the place of: they are written into."""
     if isinstance(source, Closure):
         container: Any = source.variable
     else:
         container = source.content if isinstance(source, Content) else source.table()
-    if not isinstance(container, (list, dict, deque, Variable)) or list(before) != list(after):
-        return []
-    found: list[tuple[OwnPlace, torch.Tensor, torch.Tensor]] = []
+    if not isinstance(container, (list, dict, deque, Variable)):
+        return
+    if isinstance(source, Content) and list(before) != list(after):
+        return
+    moved = [leaf for value in _new(before, after) for leaf in _leaves(value) if _is_plain(leaf)]
+    for leaf in moved:  # from another place: that is read
+        inputs.fake(leaf)
     for key, value in after.items():
-        old = before[key]
-        if value is old:
+        if value is (was := before.get(key, ABSENT)):
             continue
-        made = inputs.by_real.get(id(value), value)
-        if (
-            id(old) not in inputs.by_real
-            or not _is_plain(old)
-            or not is_fake(made)
-            or not fits(made, old)
-            or made.requires_grad
-        ):
-            return []
-        if isinstance(source, Content) and isinstance(container, dict):
-            at = before[key[0], 0]
-        else:
-            at = key
+        in_dict = isinstance(source, Content) and isinstance(container, dict)
+        at = before[key[0], 0] if in_dict else key
         path = source.label if isinstance(source, Closure) else f"{source.label}[{at!r}]"
-        found.append((OwnPlace(container, at, path), old, made))
+        found, former = list[Any](), list[Any]()
+        tree = flatten(value, found)
+        if flatten(was, former) != tree:
+            continue
+        leaves = [
+            (inputs.by_real.get(id(leaf), leaf), real) for leaf, real in zip(found, former, strict=True)
+        ]
+        new = {
+            index: (leaf, real)
+            for index, (leaf, real) in enumerate(leaves)
+            if leaf is not inputs.by_real.get(id(real), real)
+        }
+        if all(_can_be_copied(leaf, real, inputs) for leaf, real in new.values()):
+            indexes = None if tree == LEAF else tuple(new)
+            paths = list(leaf_paths(tree, path))
+            place = OwnPlace(container, at, path, indexes)
+            outputs = [
+                StateOutput(leaf, Copy(real), paths[index], place) for index, (leaf, real) in new.items()
+            ]
+            yield _Copies(key, outputs, {paths[index]: real for index, (_, real) in new.items()})
+
+
+def _refer_to(
+    entries: Mapping[Any, Any], before: Mapping[Any, Any], tensors: Iterable[torch.Tensor], inputs: Inputs
+) -> bool:
+    """True if what a step changes among these entries is one of these tensors, as it was."""
+    found = {id(item) for tensor in tensors for item in (tensor, inputs.by_real.get(id(tensor)))}
+    new = [value for key, value in entries.items() if value is not before.get(key, ABSENT)]
+    return any(id(leaf) in found for value in new for leaf in _leaves(value))
+
+
+def _leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    flatten(value, found)
     return found
+
+
+def _can_be_copied(made: Any, old: Any, inputs: Inputs) -> bool:
+    """True if `made` can be written into a tensor that the step reads."""
+    is_read = id(old) in inputs.by_real and _is_plain(old)
+    return is_read and is_fake(made) and fits(made, old) and not made.requires_grad
 
 
 def _is_plain(item: Any) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from monograph.capture.effects.held_fakes import holds_fakes
+from monograph.capture.effects.identities import written_in_trace
+from monograph.capture.effects.python_objects.records import has_memory
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.places import Content, Source
 from monograph.capture.guards.sources.values import ABSENT, is_immutable
@@ -46,6 +48,12 @@ class _Made:
         return unflatten(self.tree, leaves)
 
 
+def tensors_in(item: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an entry of a content that are the same at each step."""
+    if isinstance(item, _Made):
+        yield from (leaf for leaf in item.leaves if isinstance(leaf, torch.Tensor))
+
+
 def value_of(item: Any, before: Mapping[Any, Any], computed: list[Any]) -> Any:
     """An entry of a content for one step; `before` is what the place held, `computed` the tensors of the step."""
     if isinstance(item, _Made):
@@ -60,6 +68,7 @@ class StoredContent:
         self.source, self._inputs, self._own = source, inputs, own
         self.computed: list[Any] = []  # gets the tensors when a step has run
         self.state_outputs: list[StateOutput] = []  # what the program must compute for these
+        self.shown = set[int]()  # ids of tensors from outside on whose memory some are
 
     def entries(self, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any] | None:
         """What `value_of` understands, by key: of a container all of it, else the entries that change.
@@ -102,11 +111,19 @@ class StoredContent:
                 return None
         return _Made(tree, tuple(leaves))
 
+    def _shows_changes(self, leaf: torch.Tensor) -> bool:
+        """True for a tensor on the memory of an input that the step changes in place; of others it is noted whose it is."""
+        if (memory := storage_key(leaf)) not in self._own:
+            return False
+        shown = {real: fake for real, fake in self._inputs.by_real.items() if has_memory(fake)}
+        self.shown |= {real for real, fake in shown.items() if storage_key(fake) == memory}
+        return written_in_trace()(leaf)
+
     def _slot(self, label: str, leaf: torch.Tensor) -> _Slot | None:
-        """A place among the computed tensors; None for a tensor that aliases an input."""
+        """A place among the computed tensors; None for one that shows an input which the step changes."""
         item, number = self._inputs.by_fake.get(id(leaf)), len(self.computed)
         argument = item.source.index if item is not None and isinstance(item.source, Argument) else None
-        if argument is None and (leaf.layout is not torch.strided or storage_key(leaf) in self._own):
+        if argument is None and (leaf.layout is not torch.strided or self._shows_changes(leaf)):
             return None
         target = Assign(self.computed, number, leaf.requires_grad, argument)
         self.state_outputs.append(StateOutput(leaf.detach(), target, f"{label}{number or ''}"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from monograph.capture.guards.sources.closures import closure_of
-from monograph.capture.guards.sources.libraries import is_library
+from monograph.capture.guards.sources.libraries import is_library, is_library_module
 from monograph.capture.guards.sources.places import Closure, Entries, Function, Kind
 from monograph.capture.guards.sources.reach.c_parts import CParts
 from monograph.capture.guards.sources.reach.recorded import Recorded, Visit
@@ -25,11 +25,12 @@ class Functions:
         self._nested: set[int] = set()  # ids of the codes of functions that the step itself makes
 
     def take(self, function: FunctionType, label: str) -> None:
-        """A function; of a library's only what its decorators stand around."""
+        """A function; of a library's only what its decorators stand around: functions, methods and objects of the user's."""
         code = function.__code__
         if is_library(code, str(function.__globals__.get("__name__", ""))):
             for inner in closure_of(function).values():
-                if type(inner) is FunctionType:
+                owner = inner.__self__ if type(inner) is MethodType else inner
+                if type(inner) is FunctionType or not is_library_module(str(type(owner).__module__)):
                     self._visit(inner, label)
             return
         self._by_code.setdefault(id(code), []).append((function, label))
