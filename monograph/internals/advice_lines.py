@@ -148,9 +148,6 @@ LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.OPTIMIZER: _always(
         "the optimizer has other state or other groups, which costs one build: nothing to do, unless it changes often"
     ),
-    Cause.GRADIENTS: _always(
-        "a step that finds gradients of the step before and one that finds none have a build each, and both stay: nothing to do"
-    ),
     Cause.STATE_FORM: _always(
         "set requires_grad, dtype and device of parameters and buffers before the first call"
     ),

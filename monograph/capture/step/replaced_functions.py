@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monograph.capture.accumulation.gradients import MicroGradients
-from monograph.capture.effects.shared_memory import check_shared_memory, written_so_far
+from monograph.capture.effects.python_objects.shared_memory import check_shared_memory, written_so_far
 from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.reach.memory import SharedMemory
 from monograph.capture.guards.sources.reach.reach import Reach

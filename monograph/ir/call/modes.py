@@ -73,7 +73,7 @@ def key_reasons(known: Key, now: Key) -> Iterator[Reason]:
             values = what not in _WITHOUT_VALUES
             text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
             cause = Cause.TORCH_MODE if values else Cause.STRUCTURE
-            yield Reason(text, Cause.GRADIENTS if what is GRADIENTS_THERE else cause, what)
+            yield Reason(text, cause, what)
 
 
 def _settings_changed(before: Settings, now: Settings) -> Iterator[Reason]:

@@ -38,7 +38,6 @@ class Cause(Enum):
     MEMBER = auto()  # a module or an optimizer of the graph
     STATE = auto()  # a tensor in the place of another
     OPTIMIZER = auto()  # its state or its param groups are there, or gone
-    GRADIENTS = auto()  # those of the step before
     STATE_FORM = auto()  # dtype, shape, requires_grad of a tensor of the state
     HOOK = auto()
     READ = auto()  # the value of a tensor

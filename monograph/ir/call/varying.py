@@ -243,7 +243,7 @@ def has_gaps(key: TensorKey) -> bool:
 
 
 def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
-    """The strides by names, of what lies without a gap; numbers beside the gaps of a part, as x[:, :n]; None if neither is known."""
+    """The strides by names, of what has no gap; numbers beside the gaps of a part, as x[:, :n]; None if neither is known."""
     plain = tuple(map(int, shape))
     if tuple(stride) == contiguous_stride(plain):
         return contiguous_stride(shape)
