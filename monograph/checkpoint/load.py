@@ -70,7 +70,9 @@ def loading(path: Path) -> Iterator[None]:
     try:
         yield
     except Damaged as error:
-        raise _failure(path, str(error), error.hint) from None
+        failure = _failure(path, str(error))
+        failure.hint = error.hint or failure.hint
+        raise failure from None
     except Exception as error:
         missing = "look at the path" if isinstance(error, FileNotFoundError) else None
         raise _failure(path, reason_of(error), missing) from error

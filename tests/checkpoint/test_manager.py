@@ -394,7 +394,7 @@ def test_states_left_out_are_told_aloud_once(tmp_path, gate, caplog):
 
 def test_a_file_of_torch_save_is_told_what_to_do_with(tmp_path):
     torch.save(state(1), tmp_path / "plain.pt")
-    with pytest.raises(mg.CheckpointError, match=r"file of torch\.save") as caught:
+    with pytest.raises(mg.ArtifactError, match=r"file of torch\.save") as caught:
         mg.load(tmp_path / "plain.pt")
     assert "read it with torch.load()" in caught.value.hint
     assert "save the graph again" not in caught.value.hint
