@@ -134,7 +134,7 @@ def _lose_what_waits(effects: Effects) -> None:
         effects.found.remove(effect)
         lost.append(effect)
     for effect in lost:
-        effect.source.recorded = dict(effect.after)
+        effect.source.recorded = dict(effect.source.now())
         effects.lost.append(effect.label)
     effects.waiting.clear()
 

@@ -193,9 +193,9 @@ def _value_of_context(value: contextvars.ContextVar[Any]) -> Any:
 
 
 def _set_context(value: contextvars.ContextVar[Any], content: Any) -> None:
+    value.set(None if content is ABSENT else content)
     if content is ABSENT:
         raise ValueError("what has had no value cannot lose the one it has")
-    value.set(content)
 
 
 _NUMPY = {
