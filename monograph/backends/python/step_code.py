@@ -89,7 +89,7 @@ class StepCode:
         self._outputs, self._over = output_nodes(graph), schedule.over
         first = set(schedule.first)
         self._second = [op for op in graph.nodes if computes(op) and op not in first]
-        read = [item for op in self._second for item in op.all_input_nodes]
+        read = [item for op in self._second for item in held_for(op)]
         returned = [item for item in self._outputs if isinstance(item, fx.Node)]
         made = set(self._second)
         self.needed = list(dict.fromkeys(item.name for item in (*read, *returned) if item not in made))
