@@ -35,9 +35,8 @@ from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Argument
 from monograph.user_code.lines import asker, frame_behind
 
-_MADE = (
-    torch.ops.aten.lift_fresh.default
-)  # of a tensor that a function of torch has made of numbers of Python
+# of a tensor that a function of torch has made of numbers of Python
+_MADE = torch.ops.aten.lift_fresh.default
 # between code that asks a tensor for something and `_see`
 _PASSING = frozenset(
     function.__code__.co_filename

@@ -189,25 +189,27 @@ def test_a_class_that_keeps_gradients_is_what_eager_mode_runs(row: str) -> None:
     assert_same(trail(plainly, *ROWS[row]), trail(kept, *ROWS[row]))
 
 
+class Automatic(mg.Graph):
+    """A step whose optimizer the graph steps."""
+
+    def __init__(self, make: Callable[[Model], torch.optim.Optimizer]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = Model()
+        self.add_optimizer(make(self.model))
+
+
 def test_an_automatic_optimizer_has_no_zeros() -> None:
-    torch.manual_seed(0)
-    model = Model()
-
-    class Step(mg.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-            self.add_optimizer(momentum(model))
-
+    class Step(Automatic):
         def build(self, x: torch.Tensor) -> torch.Tensor:
             self.model.zero_grad(set_to_none=False)
             loss = loss_of(self.model, x)
             loss.backward()
             return loss
 
-    step = Step()
+    step = Step(momentum)
     step(X)
-    model.stem.requires_grad_(False)
+    step.model.stem.requires_grad_(False)
     with pytest.raises(mg.OptimizerError, match=r"zero_grad\(set_to_none=False\)") as caught:
         step(X)
     assert "manual=True" in caught.value.hint
@@ -274,19 +276,11 @@ def test_gradients_of_calls_that_were_made_cannot_be_kept_afterwards() -> None:
 
 
 def test_automatic_optimizers_clear_their_own_alone() -> None:
-    torch.manual_seed(0)
-    model = Model()
-
-    class Step(mg.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-            self.add_optimizer(of_head(model))
-
+    class Step(Automatic):
         def build(self, x: torch.Tensor) -> torch.Tensor:
             loss_of(self.model, x).backward()
             norm: torch.Tensor = nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
             return norm
 
     with pytest.raises(mg.OptimizerError, match=r"model.stem.weight, which nothing clears"):
-        Step()(X)
+        Step(of_head)(X)

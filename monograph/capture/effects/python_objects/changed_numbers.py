@@ -35,15 +35,15 @@ def _is_recorded_number(item: Any) -> bool:
 
 
 def _moved(before: Any, now: Any) -> bool:
-    if issubclass(type(before), Moves) and (before.kind not in NUMBERS or type(now) not in NUMBERS):
+    moves = issubclass(type(before), Moves)
+    if type(now) in NUMBERS:  # an int may have become a float
+        if moves and before.kind in NUMBERS:
+            return True
+        if type(before) in NUMBERS:
+            return not same(before, now)
+    if moves:
         return bool(before.fits(now))
-    if type(now) in NUMBERS and (issubclass(type(before), Moves) or type(before) in NUMBERS):
-        return not same(before, now) or issubclass(
-            type(before), Moves
-        )  # also where an int has become a float
-    if type(now) is not type(before) or same(before, now):
-        return False
-    return type(before) in NUMBERS or _replaced(before, now)
+    return type(now) is type(before) and not same(before, now) and _replaced(before, now)
 
 
 def _replaced(before: Any, now: Any) -> bool:

@@ -41,12 +41,8 @@ class Probe(Source):
             return False
         try:
             self.reader.write(self.owner, value)
-        except (
-            ValueError,
-            TypeError,
-            BufferError,
-        ):  # of another size, read only, or without a place that can be set
-            return False
+        except (ValueError, TypeError, BufferError):
+            return False  # of another size, read only, or without a place that can be set
         return True
 
 

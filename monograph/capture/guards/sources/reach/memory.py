@@ -21,7 +21,7 @@ from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.values import same
 from monograph.compat.modes import outside_of_modes, without_function_mode
 from monograph.errors import AliasError
-from monograph.state.spans import Span, span
+from monograph.state.spans import Regions, Span, span
 from monograph.user_code.lines import Origin
 
 
@@ -94,11 +94,11 @@ class SharedMemory:
 
         What code only makes tensors of is guarded by its form: its numbers may be any.
         """
-        spans = [_span(tensor) for tensor in tensors if _has_memory(tensor)]
+        state = Regions(_span(tensor) for tensor in tensors if _has_memory(tensor))
         found, is_shared = list[Source](), False
         for source in sources:
             memory = memory_of(source) if isinstance(source, Probe) else None
-            shared = memory is not None and any(_meet(memory, other) for other in spans)
+            shared = memory is not None and state.meet(*memory)
             is_shared |= shared
             if shared and isinstance(source, Probe) and not self._is_read(source):
                 form = Probe(source.label, source.owner, _FORM)
@@ -120,8 +120,8 @@ class SharedMemory:
         self._look()
         if not self._known or not _has_memory(tensor):
             return []
-        own = _span(tensor)
-        return [source for source, memory in self._known if _meet(memory, own)]
+        own = Regions([_span(tensor)])
+        return [source for source, memory in self._known if own.meet(*memory)]
 
     def _is_read(self, source: Probe) -> bool:
         """False if all that code of the step does with it is to make tensors of it."""
@@ -175,10 +175,6 @@ def memory_of(source: Probe) -> Span | None:
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu"
-
-
-def _meet(one: Span, other: Span) -> bool:
-    return one[0] < other[1] and other[0] < one[1]
 
 
 def _same(before: Any, now: Any) -> bool:
