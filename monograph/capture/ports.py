@@ -22,9 +22,8 @@ from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.functional.functionalise import Functional
 from monograph.capture.tensors.functional.lifting import lift_generators
 from monograph.capture.tensors.functional.overlaps import Overlaps
-from monograph.capture.tensors.functional.views import live_results, views_of_inputs
+from monograph.capture.tensors.functional.views import live_results, live_targets, views_of_inputs
 from monograph.distributed.replicas import Replica
-from monograph.errors import CaptureError
 from monograph.ir.graph_signature import (
     Argument,
     ArgumentChanges,
@@ -94,25 +93,19 @@ def graph_signature(
         inputs.add(generator, Role.RNG, f"generator.{len(inputs.items)}", Fixed(generator))
     changed = [inputs.items[position] for position in functional.changed]
     live = _live_forms(step, functional, changed)
-    views = _views_of_changed(step, recorded.graph, functional)
+    of_changed, views = _views(step, recorded.graph, functional)
     _sums_last(module.graph, inputs)
     conditions, unraised = _conditions(step, recorded.graph, module.graph)
     targets, updates = _new_state(step, functional, changed)
+    num_results = functional.num_results - len(step.side_effects.state_outputs)
+    targets = live_targets(targets, updates, views, num_results)
     overlaps = Overlaps(inputs, targets, request.call, reaching)
     overlaps.check(request.call)
-    num_results = functional.num_results - len(step.side_effects.state_outputs)
     program = _program(request, step, module, num_results, list(zip(targets, updates, strict=True)))
     outside = tuple(target for target in targets if target != Between())
-    whole = request.settings.accumulation_steps == 1
-    shown = (
-        (views, functional.shown) if whole else ({}, {})
-    )  # no view can be a joined result of micro-batches
+    whole = request.settings.accumulation_steps == 1  # no view can be a joined result of micro-batches
+    shown = (of_changed, functional.shown) if whole else ({}, {})
     results = live_results(step.side_effects.results, *shown, live)
-    for result in results:
-        if result.live is not None and any(
-            map(is_moving, (*result.live.size, *result.live.stride, result.live.distance))
-        ):
-            raise CaptureError("a result is a view of what the step changes, by a size that varies")
     refills = tuple(
         replace(refill, results=live_results(refill.results, *shown, live))
         for refill in step.results.argument_changes.refills
@@ -244,13 +237,23 @@ def _live_forms(
     return found
 
 
-def _views_of_changed(step: TracedStep, recorded: fx.Graph, functional: Functional) -> dict[int, LiveView]:
-    """By position the results that are views of an input which is changed in place, and not replaced after that."""
+def _views(
+    step: TracedStep, recorded: fx.Graph, functional: Functional
+) -> tuple[dict[int, LiveView], dict[int, LiveView]]:
+    """By position the outputs that are views of an input which is changed in place, and those that are views of any.
+
+    What is replaced after that is none of these: a view shows what was there.
+    """
     state_outputs = [state_output.target for state_output in step.side_effects.state_outputs]
     replaced = {id(target.tensor) for target in state_outputs if isinstance(target, Copy)}
-    items = [(position, step.inputs.items[position]) for position in functional.changed]
-    kept = {position: _place_of(item) for position, item in items if id(item.real) not in replaced}
-    return views_of_inputs(recorded, kept)
+    kept = {
+        position: _place_of(item)
+        for position, item in enumerate(step.inputs.items)
+        if isinstance(item.source, (Fixed, Argument)) and item.whole is None and id(item.real) not in replaced
+    }
+    found = views_of_inputs(recorded, kept)
+    changed = {id(kept[position]) for position in functional.changed if position in kept}
+    return {at: view for at, view in found.items() if id(view.target) in changed}, found
 
 
 def _place_of(item: Input) -> Target:

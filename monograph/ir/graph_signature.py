@@ -98,6 +98,7 @@ class Assign(Bindable):
     requires_grad: bool = False  # what build() put there does
     argument: int | None = None  # build() put this leaf of the arguments there, itself
     tensor: torch.Tensor | None = None  # build() put this tensor of the state there, itself
+    live: LiveView | None = None  # the output shows what the step writes into this tensor
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class Part(Bindable):
     index: int
     last: bool
     tensor: torch.Tensor | None = None  # build() put this tensor of the state there, itself
+    live: LiveView | None = None  # the output shows what the step writes into this tensor
 
     def deliver(self, output: Any) -> None:
         """Put the leaf in its place."""

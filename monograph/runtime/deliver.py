@@ -19,10 +19,13 @@ from monograph.ir.graph_signature import (
     Recorded,
     Target,
 )
+from monograph.runtime.live_view import live_view
 
 
 def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[[torch.Tensor], Any]) -> None:
     """Put an output in its place; `leaves` are the call's arguments. What required grad in build() goes through `fence`."""
+    if isinstance(target, (Assign, Part)) and target.live is not None:
+        output = live_view(target.live, leaves)
     match target:
         case Copy(tensor):
             tensor.detach().copy_(output)

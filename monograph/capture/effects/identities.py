@@ -24,6 +24,7 @@ from monograph.errors import CaptureError
 from monograph.ir.call.tree import flatten
 from monograph.ir.graph_signature import Argument, Assign, Copy, Part
 from monograph.ir.memory import Writes
+from monograph.ir.port import Role
 
 
 def keep_identities(
@@ -45,9 +46,10 @@ def keep_identities(
 
     def shows(item: StateOutput) -> bool:
         assert isinstance(item.target, Copy)
-        old, new = item.target.tensor, inputs.real_of(item.value)
-        changed = is_written(inputs.fake(old)) or (new is not None and is_written(item.value))
-        return changed or id(old) in elsewhere
+        old, shown = item.target.tensor, _shown_by(item.value, inputs)
+        changed = is_written(inputs.fake(old)) or (shown and is_written(item.value))
+        is_view = inputs.real_of(item.value) is None
+        return changed or id(old) in elsewhere or (is_view and not shown.isdisjoint(elsewhere))
 
     kept, elsewhere = [], set(known)
     while found := [key for key, indexes in waiting.items() if any(shows(state_outputs[i]) for i in indexes)]:
@@ -56,26 +58,37 @@ def keep_identities(
             items = [state_outputs[index] for index in indexes]
             kept += [item.place for item in items[:1] if item.place is not None]
             elsewhere |= {id(inputs.real_of(item.value)) for item in items}
-            _check_no_views(items, inputs)
+            _check_no_state_on_state(items, inputs)
             for index, item in zip(indexes, _put(items, inputs), strict=True):
                 state_outputs[index] = replace(item, path=f"{item.path}.next", place=None)
     return kept
 
 
-def _check_no_views(items: list[StateOutput], inputs: Inputs) -> None:
-    """Raise CaptureError for a tensor that is to go on showing the memory of another one."""
-    memory = {
-        storage_key(fake)
-        for fake in inputs.by_real.values()
-        if not is_sharded(fake) and fake.layout is torch.strided
-    }
+def _check_no_state_on_state(items: list[StateOutput], inputs: Inputs) -> None:
+    """Raise CaptureError for a view in the place of a tensor that the step is given: the next one would be given both."""
+    tracer = current_tracer()
     for item in items:
-        itself = id(item.value) in inputs.by_fake or inputs.real_of(item.value) is not None
-        if not itself and item.value.layout is torch.strided and storage_key(item.value) in memory:
+        assert isinstance(item.target, Copy)
+        before = inputs.fake(item.target.tensor)
+        node, known = traced_node(before, tracer), inputs.by_fake.get(id(before))
+        is_given = (node is not None and node.users) or (known is not None and known.role is Role.BUFFER)
+        if is_given and inputs.real_of(item.value) is None and _shown_by(item.value, inputs):
             raise CaptureError(
-                f"build() puts a view of another tensor into {item.path}, and changes in place what is there",
+                f"build() puts a view of another tensor into {item.path}, and changes one of the two in place",
                 hint="put the tensor itself there, or a copy: view.clone()",
             )
+
+
+def _shown_by(value: torch.Tensor, inputs: Inputs) -> set[int]:
+    """The ids of the tensors from outside on whose memory a tensor of the trace is."""
+    if (itself := inputs.real_of(value)) is not None:
+        return {id(itself)}
+    memory = _memory_of(value)
+    return {real for real, fake in inputs.by_real.items() if _memory_of(fake) == memory}
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return id(tensor) if is_sharded(tensor) else storage_key(tensor)
 
 
 def written_in_trace() -> Callable[[torch.Tensor], bool]:

@@ -286,6 +286,60 @@ def test_a_tensor_that_was_put_elsewhere_keeps_its_numbers(elsewhere: str) -> No
     assert kept_after_each_step(True) == kept_after_each_step(False)
 
 
+def shows(self: Any, x: Tensor) -> Tensor:
+    self.a.add_(x)
+    self.b = self.a.view(2)
+    return x * 1
+
+
+def shows_in_turn(self: Any, x: Tensor) -> Tensor:
+    self.c.add_(x)
+    self.b = self.a.detach()
+    self.a, self.c = self.c, self.a
+    return x * 1
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=("alone", "kept"))
+@pytest.mark.parametrize("place", [in_graph, in_module, in_closure])
+@pytest.mark.parametrize("step", [shows, shows_in_turn])
+def test_a_view_shows_what_later_steps_and_the_script_write(
+    step: Callable[..., Any], place: Callable[..., tuple[Any, Any]], keeps: bool
+) -> None:
+    def after_all(run: Callable[[Tensor], Any], holder: Any) -> list[Any]:
+        found = seen(run, holder, keeps=keeps)
+        holder.a.zero_()
+        return [*found, holder.a.tolist(), holder.b.tolist()]
+
+    assert after_all(*place(step)) == after_all(*plain(step))
+
+
+def test_views_in_lists_tuples_and_dicts_show_what_is_written() -> None:
+    def made(step: Callable[..., Any]) -> list[Any]:
+        holder, log = Plain(), list[Tensor]()
+        holder.rows, holder.parts, holder.names = torch.zeros(3, 2), (), {}  # type: ignore[attr-defined]
+        found = []
+        for number in range(NUM_STEPS):
+            step(holder, log, torch.full((2,), float(number)))
+            found.append([item.tolist() for item in (*log, *holder.parts, *holder.names.values())])  # type: ignore[attr-defined]
+        return found
+
+    def step(holder: Any, log: list[Tensor], x: Tensor) -> Tensor:
+        holder.rows.add_(x)
+        log.append(holder.rows[0])
+        holder.parts = holder.rows[1], holder.rows[2] * 2
+        holder.names["last"] = holder.rows[2]
+        return x * 1
+
+    graphs: dict[int, Any] = {}
+
+    def traced(holder: Any, log: list[Tensor], x: Tensor) -> Tensor:
+        graph = graphs.setdefault(id(holder), mg.trace(lambda x: step(holder, log, x)))
+        result: Tensor = graph(x)
+        return result
+
+    assert made(traced) == made(step)
+
+
 def test_a_view_that_is_to_change_what_it_shows_is_refused() -> None:
     def shown(self: Any, x: Tensor) -> Tensor:
         self.a.add_(x)

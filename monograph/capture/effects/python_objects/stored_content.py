@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.effects.identities import written_in_trace
 from monograph.capture.effects.python_objects.records import has_memory
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.places import Content, Source
@@ -111,20 +110,20 @@ class StoredContent:
                 return None
         return _Made(tree, tuple(leaves))
 
-    def _shows_changes(self, leaf: torch.Tensor) -> bool:
-        """True for a tensor on the memory of an input that the step changes in place; of others it is noted whose it is."""
-        if (memory := storage_key(leaf)) not in self._own:
-            return False
-        shown = {real: fake for real, fake in self._inputs.by_real.items() if has_memory(fake)}
-        self.shown |= {real for real, fake in shown.items() if storage_key(fake) == memory}
-        return written_in_trace()(leaf)
+    def _note_whose(self, leaf: torch.Tensor) -> None:
+        """Note the tensors from outside that this one shows."""
+        if (memory := storage_key(leaf)) in self._own:
+            shown = {real: fake for real, fake in self._inputs.by_real.items() if has_memory(fake)}
+            self.shown |= {real for real, fake in shown.items() if storage_key(fake) == memory}
 
     def _slot(self, label: str, leaf: torch.Tensor) -> _Slot | None:
-        """A place among the computed tensors; None for one that shows an input which the step changes."""
+        """A place among the computed tensors; None for one that has no strides."""
         item, number = self._inputs.by_fake.get(id(leaf)), len(self.computed)
         argument = item.source.index if item is not None and isinstance(item.source, Argument) else None
-        if argument is None and (leaf.layout is not torch.strided or self._shows_changes(leaf)):
+        if argument is None and leaf.layout is not torch.strided:
             return None
+        if argument is None:
+            self._note_whose(leaf)
         target = Assign(self.computed, number, leaf.requires_grad, argument)
         self.state_outputs.append(StateOutput(leaf.detach(), target, f"{label}{number or ''}"))
         self.computed.append(None)

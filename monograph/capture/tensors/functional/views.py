@@ -1,4 +1,4 @@
-"""Results that show state or an argument which the step changes: they are views of the live tensor, as in eager mode.
+"""What shows state or an argument which the step changes: a view of the live tensor, as in eager mode.
 
 The program computes them from the new value; that value is copied into the live tensor after the last op, so a result
 of the program would have memory of its own.
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.ir.graph_signature import Copy, CopyToArgument, LiveView, Result, Target
+from monograph.capture.numbers.moving import is_moving
+from monograph.errors import CaptureError
+from monograph.ir.graph_signature import Assign, Copy, CopyToArgument, LiveView, Part, Result, Target
 from monograph.ir.memory import memory_root
 from monograph.ir.meta import output_nodes
 
@@ -70,12 +72,30 @@ def live_results(
     targets: Mapping[int, tuple[Target, torch.Tensor]],
 ) -> tuple[Result, ...]:
     """The results with a view of the live tensor where they show one; `targets` has it and its form by position."""
-    return tuple(
-        replace(result, live=views.get(result.index) or _live_view(shown.get(result.index), targets))
-        if result.kind == "output"
-        else result
-        for result in results
-    )
+    made = []
+    for result in results:
+        if result.kind == "output":
+            live = views.get(result.index) or _live_view(shown.get(result.index), targets)
+            result = replace(result, live=_of_fixed_form(live, "a result"))
+        made.append(result)
+    return tuple(made)
+
+
+def live_targets(
+    targets: Sequence[Target], paths: Sequence[str], views: Mapping[int, LiveView], first: int
+) -> list[Target]:
+    """The places of new state that get a view of the live tensor; `first` is the position of their first output."""
+    made = list(targets)
+    for index, (target, path) in enumerate(zip(targets, paths, strict=True)):
+        if isinstance(target, (Assign, Part)) and (live := views.get(first + index)) is not None:
+            made[index] = replace(target, live=_of_fixed_form(live, path))
+    return made
+
+
+def _of_fixed_form(live: LiveView | None, path: str) -> LiveView | None:
+    if live is not None and any(map(is_moving, (*live.size, *live.stride, live.distance))):
+        raise CaptureError(f"{path} is a view of what the step changes, by a size that varies")
+    return live
 
 
 def _live_view(shown: Alias | None, targets: Mapping[int, tuple[Target, torch.Tensor]]) -> LiveView | None:
