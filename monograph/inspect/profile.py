@@ -1,4 +1,4 @@
-"""profile(): where the time of a step goes, by op, module and phase, and how near that is to what the machine can do."""
+"""profile(): where the time of a step goes, by op, module, line and phase, and how near that is to what the machine can do."""
 
 from __future__ import annotations
 
@@ -86,6 +86,12 @@ class Profile(Displayed):
         """Modules with all that is inside of them; `depth` limits how deep paths go."""
         return self._grouped(lambda op: _prefixes(op.where, depth))
 
+    def by_line(self) -> tuple[Group, ...]:
+        """Lines of the user's code, each with the backward of what it computes. Updates are of no line."""
+        return self._grouped(
+            lambda op: (op.where.place,) if op.where.place and op.where.phase != "update" else ()
+        )
+
     def _grouped(self, keys: Callable[[OpTime], Iterable[str]]) -> tuple[Group, ...]:
         members: dict[str, list[OpTime]] = defaultdict(list)
         for op in self.ops:
@@ -112,6 +118,7 @@ class Profile(Displayed):
         for title, groups in (
             ("phase", self.by_phase()),
             ("module, with those inside", self.by_module()),
+            ("line, with its backward", self.by_line()),
             ("op", self.by_op()),
         ):
             rows = [

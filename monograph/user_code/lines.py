@@ -43,11 +43,15 @@ class Origin:
         """True for a module and for those inside of it."""
         return self.module == module or self.module.startswith(f"{module}.")
 
+    @property
+    def place(self) -> str:
+        """The name of the file and the line, empty if they are not known."""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
+
     def __str__(self) -> str:
-        place = f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
         module = f"in module {self.module}" if self.module else ""
         return " ".join(
-            part for part in (place, module, f"({self.phase_text})" if self.phase else "") if part
+            part for part in (self.place, module, f"({self.phase_text})" if self.phase else "") if part
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -31,6 +32,30 @@ def test_sums_fit() -> None:
     assert inside <= modules["model"].seconds
     assert {group.name for group in profile.by_phase()} == {"forward", "backward", "update"}
     assert "of the roofline" in str(profile)
+
+
+class Two(mg.Graph):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.add_optimizer(torch.optim.SGD(self.fc.parameters(), lr=0.1))
+
+    def build(self, x: Tensor) -> Tensor:
+        y = self.fc(x).tanh()
+        loss = (y - x).square().mean()
+        loss.backward()
+        return loss
+
+
+def test_lines_of_the_model_have_their_backward() -> None:
+    profile = Two().profile(torch.randn(4, 8))
+    first = inspect.getsourcelines(Two)[1] + 7  # of the body of build
+    lines = {group.name: group for group in profile.by_line()}
+    assert set(lines) == {f"test_profile.py:{first + at}" for at in (0, 1, 2)}
+    ops = [op.op for op in profile.ops if op.where.line == first and op.where.phase != "update"]
+    assert {"addmm", "tanh", "tanh_backward", "mm"} <= set(ops)
+    assert lines[f"test_profile.py:{first}"].count == len(ops)
+    assert "line, with its backward" in str(profile)
 
 
 def test_work_is_counted() -> None:
