@@ -9,7 +9,7 @@ DOCS_INSTALLED := .venv/.installed-docs
 # two processes of one thread each
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo unit test test-all ranks test-html test-integrations sweep sweep-inductor sweep-special judge search zoo zoo-sizes lint check stress mutants bench size names docs clean
+.PHONY: demo unit test test-all ranks test-html test-integrations sweep sweep-inductor sweep-special judge search zoo zoo-sizes lint check stress mutants bench size names docs clean ci-installed
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -124,6 +124,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
 	touch $@
+
+# what .ci/run needs, in one go
+ci-installed: $(INSTALLED)
+	$(PIP) -e '.[dev,docs,html,integrations]'
+	touch $(DOCS_INSTALLED) $(HTML_INSTALLED) $(INTEGRATIONS_INSTALLED)
 
 $(ZOO_INSTALLED): $(INSTALLED)
 	$(PIP) -e '.[dev,zoo]'
