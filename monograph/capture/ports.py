@@ -249,7 +249,10 @@ def _views(
     kept = {
         position: _place_of(item)
         for position, item in enumerate(step.inputs.items)
-        if isinstance(item.source, (Fixed, Argument)) and item.whole is None and id(item.real) not in replaced
+        if isinstance(item.source, (Fixed, Argument))
+        and isinstance(item.fake, torch.Tensor)
+        and item.whole is None
+        and id(item.real) not in replaced
     }
     found = views_of_inputs(recorded, kept)
     changed = {id(kept[position]) for position in functional.changed if position in kept}
