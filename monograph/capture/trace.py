@@ -10,6 +10,7 @@ from functools import partial, wraps
 from typing import Final, ParamSpec, TypeVar
 
 import torch
+from torch import fx
 
 from monograph.capture.captured import Captured, committed
 from monograph.capture.errors import translated
@@ -36,10 +37,13 @@ from monograph.compat.fakes import (
 from monograph.compat.ops import is_custom
 from monograph.compat.tensors import planned_device
 from monograph.distributed.names import share_names
-from monograph.errors import MonographError, first_line
+from monograph.errors import CaptureError, MonographError, first_line
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
+from monograph.ir.meta import origin
+from monograph.ir.ops.one_dtype import refused_dtypes
 from monograph.ir.port import Role
+from monograph.ir.printer import short_target
 from monograph.settings import PLAIN
 from monograph.state.collector import rare_collections
 from monograph.state.find import Owned, check_owned
@@ -139,6 +143,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     )
     check_own_memory(traced.recorded.graph, step.inputs.items)
     check_writes(traced.recorded.graph)
+    _check_dtypes(traced.recorded.graph)
     reaching = looked_beyond(traced.recorded.graph, step.inputs.items)
     write_directly(traced.recorded)
     own = step.side_effects.own_memory()
@@ -171,3 +176,15 @@ def _prepare_scaler(owned: Owned) -> None:
         make_scale(
             owned.scaler, next((planned_device(p.device) for p in trained + held), torch.device("cpu"))
         )
+
+
+def _check_dtypes(graph: fx.Graph) -> None:
+    """Raise CaptureError for an op that eager mode refuses for the dtypes of its tensors."""
+    for node in graph.nodes:
+        if dtypes := refused_dtypes(node):
+            names = " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise CaptureError(
+                f"{short_target(node.target)} gets tensors of {names}, and takes one dtype, as in eager mode",
+                where=origin(node),
+                hint="convert the arguments before the call, as x.float() does, or the model by model.to(dtype)",
+            )
