@@ -1,4 +1,4 @@
-"""Operators of our own that run functions of torch (updates of fused optimizers, recurrent layers), and the arithmetic of ops.
+"""Operators of our own that run functions of torch (updates of fused optimizers, recurrent layers), the arithmetic of ops, and the dtypes that they take.
 
 In: what torch's function takes. Out: what it gives, in a form that a program can hold. Imports `ir`.
 """
