@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 
 import pytest
@@ -51,7 +52,7 @@ def test_mixed_dtypes_are_refused_and_training_goes_on(name: str) -> None:
     with pytest.raises(mg.CaptureError, match="and takes one dtype") as error:
         step(x)
     assert "convert the arguments" in str(error.value)
-    assert "self.model(x)" in open(__file__).read().splitlines()[error.value.where.line - 1]
+    assert "self.model(x)" in linecache.getline(__file__, error.value.where.line)
     assert all(map(torch.equal, before, model.parameters()))
     expected = model(good).square().mean()
     assert torch.equal(step(good), expected)

@@ -6,6 +6,7 @@ import array
 import contextvars
 import decimal
 import io
+import random
 import sys
 import types
 import warnings
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from monograph.capture.guards.sources.attributes import HEAP_TYPE, isinstance_of
+from monograph.capture.guards.sources.attributes import isinstance_of
 from monograph.capture.guards.sources.places import Source
 from monograph.capture.guards.sources.values import ABSENT, is_immutable
 
@@ -134,6 +135,8 @@ def _place_of_iterator(value: Any) -> Any:
     """Where an iterator is; something new each time for one that does not say, so that no step with it is repeated."""
     if type(value) is count:
         return repr(value)
+    if "__reduce__" not in (name for kind in type(value).__mro__[:-1] for name in vars(kind)):
+        return object()
     try:
         return _reduced(value.__reduce__())
     except DeprecationWarning:  # of the iterators of itertools since Python 3.12, where warnings are errors
@@ -161,8 +164,10 @@ def _reduced(item: Any) -> Any:
         return repr(item)
     if type(item) is types.GeneratorType:
         return id(item), _place_of_generator(item)
+    if isinstance(item, types.BuiltinMethodType) and not isinstance(item.__self__, (types.ModuleType, type)):
+        raise TypeError("a method of C, whose object may move at each call")  # as that of re.finditer()
     if hasattr(type(item), "__next__"):
-        return _reduced(item.__reduce__())
+        return _place_of_iterator(item)
     return item if is_immutable(item) else id(item)
 
 
@@ -203,6 +208,7 @@ _NUMPY = {
 }
 _BY_POSITION = (*map(type, map(iter, ([], (), range(0), "", b"", bytearray()))), type(reversed([])))
 _HIDING: tuple[tuple[type, Reader], ...] = (
+    (random.SystemRandom, Reader(lambda value: object())),  # has no state, and never gives the same
     # what random.Random hides; its other half, the second of two normal numbers, is an attribute
     (Twister, Reader(Twister.getstate, Twister.setstate)),
     (io.StringIO, Reader(_written, _write_anew)),
@@ -235,7 +241,7 @@ def reader_of(value: Any) -> Reader | None:
         return _CONTEXT
     if kind is types.GeneratorType:
         return _GENERATOR
-    if hasattr(kind, "__next__") and not kind.__flags__ & HEAP_TYPE:
+    if type(getattr(kind, "__next__", None)) is types.WrapperDescriptorType:  # no class of Python defines it
         return _ITERATOR
     try:
         memoryview(value)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import array
+import csv
 import ctypes
 import decimal
 import inspect
 import io
 import itertools
 import logging
+import os
+import random
+import re
 import types
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -253,3 +258,45 @@ def test_what_moves_moves_as_in_eager_mode(name: str) -> None:
     graph.box, plain.box = make(), make()
     for call in range(5):
         assert torch.equal(plain.build(X), graph(X)), call
+
+
+def entries() -> Iterator[os.DirEntry[str]]:
+    return os.scandir(os.path.dirname(torch.__file__))
+
+
+ITERATORS: dict[str, Callable[[], Callable[[], float]]] = {
+    "found by re": lambda: partial(lambda found: len(next(found).group()), re.finditer(r"\d+", "1 22 333")),
+    "entries of a folder": lambda: partial(lambda found: len(next(found).name), entries()),
+    "rows of csv": lambda: partial(lambda rows: float(next(rows)[0]), csv.reader(["1", "2", "3"])),
+    "mapped": lambda: partial(next, map(abs, [-1.0, -2.0, -3.0])),
+}
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_iterators_of_c_go_on(name: str) -> None:
+    plain, traced = ITERATORS[name](), ITERATORS[name]()
+    graph = mg.trace(lambda x: x * traced())
+    for call in range(3):
+        assert torch.equal(X * plain(), graph(X)), call
+
+
+def test_random_numbers_of_the_system_are_others_in_each_step() -> None:
+    source = random.SystemRandom()
+    graph = mg.trace(lambda x: x * source.random())
+    assert len({graph(torch.ones(1)).item() for _ in range(3)}) == 3
+
+
+class Scaled(torch.Tensor):
+    """A tensor with a number in its class."""
+
+    k = 2.0
+
+
+def test_a_class_of_tensors() -> None:
+    tensor = torch.ones(2).as_subclass(Scaled)
+    graph = mg.trace(lambda x: x * tensor.k)
+    try:
+        for Scaled.k in (2.0, 3.0):
+            assert torch.equal(graph(X), X * Scaled.k)
+    finally:
+        Scaled.k = 2.0

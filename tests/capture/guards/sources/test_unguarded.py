@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from os.path import isfile
 from pathlib import Path
@@ -21,6 +22,11 @@ LOOKS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "a function of os.path": ("a file", lambda x: x * (2 if isfile("stop") else 1)),
     "a path": ("a file", lambda x: x * (2 if STOP.exists() else 1)),
     "glob": ("a file", lambda x: x * len(glob.glob("no such file"))),
+    "a frame": ("the frames of callers", lambda x: x * len(sys._getframe().f_code.co_name)),
+    "the state of a generator": (
+        "the state of torch's generator",
+        lambda x: x * float(torch.get_rng_state()[0]),
+    ),
     "a process": ("another process", lambda x: x * subprocess.call(["true"])),
 }
 

@@ -132,6 +132,8 @@ class Objects:
             self._recorded.add(Entries(module.__name__, table, self._recorded.names, followed=own))
 
     def _tensor(self, tensor: Any, label: str) -> None:
+        if not is_library_module(type(tensor).__module__):
+            self.classes.take(type(tensor))
         table = attributes_of(tensor)
         if table:
             self._recorded.add(Kind(label, tensor, True, followed=False))

@@ -1,4 +1,4 @@
-"""Functions whose results move without anything that could be looked at: the clock, files, processes, the keyboard."""
+"""Functions whose results move without anything that could be looked at: the clock, files, processes, frames, the keyboard."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import builtins
 import datetime
 import dis
 import glob
+import inspect
 import os
 import pathlib
 import random
 import secrets
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
+
+import torch
 
 from monograph.capture.guards.sources.attributes import isinstance_of
 from monograph.capture.guards.sources.code_names import CodeNames
@@ -42,6 +48,9 @@ _UNGUARDED = {
         ("random bytes of the system", secrets.token_bytes), ("random bytes of the system", secrets.randbelow),
         ("the keyboard", input), ("random bytes of the system", os.urandom),
         ("random bytes of the system", random.SystemRandom), ("random bytes of the system", uuid.uuid4),
+        ("the frames of callers", sys._getframe), ("the frames of callers", inspect.currentframe),
+        ("the frames of callers", inspect.stack), ("the handler of a signal", signal.getsignal),
+        ("the state of torch's generator", torch.get_rng_state), ("the thread", threading.current_thread),
     )
 }  # fmt: skip
 
