@@ -99,7 +99,9 @@ def graph_signature(
     targets, updates = _new_state(step, functional, changed)
     num_results = functional.num_results - len(step.side_effects.state_outputs)
     targets = live_targets(targets, updates, views, num_results)
-    overlaps = Overlaps(inputs, targets, request.call, reaching)
+    overlaps = Overlaps(inputs, targets, request.call, reaching).without(
+        _unread(module.graph, inputs, targets)
+    )
     overlaps.check(request.call)
     program = _program(request, step, module, num_results, list(zip(targets, updates, strict=True)))
     outside = tuple(target for target in targets if target != Between())
@@ -257,6 +259,14 @@ def _views(
     found = views_of_inputs(recorded, kept)
     changed = {id(kept[position]) for position in functional.changed if position in kept}
     return {at: view for at, view in found.items() if id(view.target) in changed}, found
+
+
+def _unread(graph: fx.Graph, inputs: Inputs, targets: Sequence[Target]) -> set[str]:
+    """The paths of inputs that the step neither reads nor writes: what it puts others in the place of."""
+    written = {id(target.tensor) for target in targets if isinstance(target, Copy)}
+    nodes = graph.find_nodes(op="placeholder")
+    pairs = zip(nodes, inputs.items, strict=True)
+    return {item.path for node, item in pairs if not node.users and id(item.real) not in written}
 
 
 def _place_of(item: Input) -> Target:
