@@ -23,7 +23,7 @@ test: $(INSTALLED)
 	$(PYTEST) -m "not long"
 
 test-all: test-integrations
-	$(PYTEST) -m "not ranks"
+	$(PYTEST) -m "not ranks and not search"
 
 # optimizers, layouts and workloads on two and four processes; an hour on two cores
 ranks: $(INSTALLED)
@@ -59,7 +59,7 @@ judge: $(INSTALLED)
 
 # a thousand random cases where `make test-all` tries thirty
 search: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST) --hypothesis-profile monograph-search -m hypothesis
+	OMP_NUM_THREADS=1 $(PYTEST) --hypothesis-profile monograph-search -m "hypothesis or search"
 
 # models of other libraries
 zoo: $(ZOO_INSTALLED)

@@ -172,7 +172,12 @@ def test_models_with_many_chains(activation: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))]
+    "seed",
+    [
+        *range(4),
+        *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 18)),
+        *(pytest.param(n, marks=pytest.mark.search) for n in range(18, 60)),
+    ],
 )
 def test_random_programs(seed: int) -> None:
     shape: Shape = [(5, 33), (3, 7, 64), (1, 16), (16, 1), (129, 72), (2, 3)][seed % 6]

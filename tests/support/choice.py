@@ -23,10 +23,11 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         candidates = [item for item in cases if not _is_compiled(item)] or cases
+        candidates = [item for item in candidates if not any(item.iter_markers("search"))] or candidates
         last = 0 if any(cases[0].iter_markers("one_case")) else len(candidates) - 1
         chosen = [candidates[number] for number in (0, last)]
         for item in cases:
-            if item not in chosen:
+            if item not in chosen or any(item.iter_markers("search")):
                 item.add_marker("long")
 
 

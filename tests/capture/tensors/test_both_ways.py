@@ -184,7 +184,13 @@ def test_layouts_that_a_pure_op_would_change_are_replayed():
         assert [item.stride() for item in made] == [item.stride() for item in expected]
 
 
-@pytest.mark.parametrize("seeds", only_quick([range(n, n + 10) for n in range(0, 200, 10)], range(10)))
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *only_quick([range(n, n + 10) for n in range(0, 80, 10)], range(10)),
+        *(pytest.param(range(n, n + 10), marks=pytest.mark.search) for n in range(80, 200, 10)),
+    ],
+)
 def test_random_programs(seeds: range):
     with compared_ways() as seen:
         outcomes = [check(seed) for seed in seeds]
