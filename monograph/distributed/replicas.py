@@ -97,7 +97,7 @@ def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
     if whole is not None:
         if num_processes() == 1 and whole.mesh is None:
             raise DistributedError(
-                "enable_data_parallel() in a single process",
+                f"{'enable_zero' if settings.data_parallel is None else 'enable_data_parallel'}() in a single process",
                 hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
             )
         if wrapped:
