@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -90,16 +90,15 @@ def bypass_wrappers(
     if not known:
         return
     its_own: Any = DistributedDataParallel.forward
-    have_run = set[str]()
 
     def forward(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
         if (replica := known.get(id(wrapper))) is None:
             return its_own(wrapper, *args, **kwargs)
+        if not syncs:
+            _check_runs_once(replica, averaged.ran)
         averaged.begin_forward(replica)
         if syncs and replica.syncs_buffers and replica.size > 1:
             take_over([buffer for _, buffer in replica.buffers()], replica.group)
-        if not syncs:
-            _check_runs_once(replica, have_run)
         if wrapper.device_ids:
             args, kwargs = _on(torch.device(wrapper.device_type, wrapper.device_ids[0]), args, kwargs)
         result = wrapper.module(*args, **kwargs)
@@ -109,15 +108,14 @@ def bypass_wrappers(
     replace_here(stack, DistributedDataParallel, "forward", forward)
 
 
-def _check_runs_once(replica: Replica, have_run: set[str]) -> None:
+def _check_runs_once(replica: Replica, ran: Container[str]) -> None:
     has_buffers = replica.size > 1 and any(buffer.numel() for _, buffer in replica.buffers())
-    if replica.path in have_run and has_buffers and replica.may_sync_buffers:
+    if replica.path in ran and has_buffers and replica.may_sync_buffers:
         raise DistributedError(
             f"build() runs {replica.path} twice in a micro-batch: in the last one eager mode takes its buffers over from "
             "the first process between the two",
             hint="wrap it with broadcast_buffers=False, or run it once on both inputs: torch.cat()",
         )
-    have_run.add(replica.path)
 
 
 def _on(device: torch.device, args: Any, kwargs: Any) -> Any:
