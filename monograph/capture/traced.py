@@ -82,8 +82,8 @@ def trace_step(
         raise not_repeatable(changed[0])
     check_strict(step)
     notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
-    is_pipeline = bool(request.settings.stages)
-    notes += about_lonely(recording.graph.graph, request.owned, step.replicas, is_pipeline=is_pipeline)
+    if not request.settings.stages:
+        notes += about_lonely(recording.graph.graph, request.owned, step.replicas, step.averaged.ran)
     notes += about_whole(request.owned)
     notes += about_kept_casts(request.owned) if request.is_first else []
     once = [*step.effects.once, *(write.about for write in left.made), *step.optimizers.asked_early()]

@@ -46,9 +46,11 @@ class AveragedGradients:
         self._done: dict[int, torch.Tensor] = {}  # those of sums over micro-batches, by id of the parameter
         self._replicas = replicas
         self.found: set[str] = set()  # the paths of those that had a gradient
+        self.ran: set[str] = set()  # the paths of wrappers that ran
 
     def begin_forward(self, replica: Replica) -> None:
         """A wrapper runs: from now on gradients are averaged, if it says so."""
+        self.ran.add(replica.path)
         if torch.is_grad_enabled() and replica.wrapper is not None:
             syncs = replica.wrapper.require_backward_grad_sync
             (self._waiting.discard if syncs else self._waiting.add)(id(replica))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -16,6 +16,7 @@ from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.patching import replace_here
 from monograph.distributed.averages import AveragedGradients, Doing, unnoticed
 from monograph.distributed.replicas import Replica
+from monograph.errors import DistributedError
 from monograph.ir.call.tree import flatten, unflatten
 
 _c10d: Any = torch.ops._c10d_functional
@@ -83,7 +84,7 @@ def bypass_wrappers(
 ) -> None:
     """Until the stack ends, in this thread, wrappers call what they wrap, and their hooks are not needed.
 
-    Buffers are taken over before with `syncs`.
+    Buffers are taken over before with `syncs`, else once by the step of micro-batches.
     """
     known = {id(replica.wrapper): replica for replica in replicas if replica.wrapper is not None}
     if not known:
@@ -93,14 +94,28 @@ def bypass_wrappers(
     def forward(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
         if (replica := known.get(id(wrapper))) is None:
             return its_own(wrapper, *args, **kwargs)
+        if not syncs:
+            _check_runs_once(replica, averaged.ran)
         averaged.begin_forward(replica)
         if syncs and replica.syncs_buffers and replica.size > 1:
             take_over([buffer for _, buffer in replica.buffers()], replica.group)
         if wrapper.device_ids:
             args, kwargs = _on(torch.device(wrapper.device_type, wrapper.device_ids[0]), args, kwargs)
-        return wrapper.module(*args, **kwargs)
+        result = wrapper.module(*args, **kwargs)
+        wrapper.require_forward_param_sync = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
+        return result
 
     replace_here(stack, DistributedDataParallel, "forward", forward)
+
+
+def _check_runs_once(replica: Replica, ran: Container[str]) -> None:
+    has_buffers = replica.size > 1 and any(buffer.numel() for _, buffer in replica.buffers())
+    if replica.path in ran and has_buffers and replica.may_sync_buffers:
+        raise DistributedError(
+            f"build() runs {replica.path} twice in a micro-batch: in the last one eager mode takes its buffers over from "
+            "the first process between the two",
+            hint="wrap it with broadcast_buffers=False, or run it once on both inputs: torch.cat()",
+        )
 
 
 def _on(device: torch.device, args: Any, kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from torch import fx
 
@@ -19,11 +19,12 @@ _GROUP = "group_name"
 
 
 def about_lonely(
-    graph: fx.Graph, owned: Owned, replicas: Sequence[Replica], *, is_pipeline: bool
+    graph: fx.Graph, owned: Owned, replicas: Sequence[Replica], ran: Container[str]
 ) -> list[str]:
-    """What to say of a training step that is one of several, and shares nothing with them."""
+    """What to say of a training step that is one of several, and shares nothing with them. `ran` has the paths of wrappers."""
     trained = [parameter for item in owned.optimizers for parameter in item.parameters]
-    shares = replicas or is_pipeline or any(map(is_sharded, trained))
+    idle = [item for item in replicas if item.wrapper is not None and item.size > 1 and item.path not in ran]
+    shares = len(idle) < len(replicas) or any(map(is_sharded, trained))
     if (
         shares
         or not trained
@@ -31,10 +32,14 @@ def about_lonely(
         or any(communicates(node.target) for node in graph.nodes)
     ):
         return []
-    return [
-        f"there are {num_processes()} processes, and each trains by itself: wrap the model with DistributedDataParallel, or "
-        "call config.enable_data_parallel()"
-    ]
+    known = {*map(id, trained)}
+    past = [item.path for item in idle if not known.isdisjoint(map(id, item.module.parameters()))]
+    to_do = (
+        f"build() runs what {past[0]} wraps, and not {past[0]} itself; only that averages gradients"
+        if past
+        else "wrap the model with DistributedDataParallel, or call config.enable_data_parallel()"
+    )
+    return [f"there are {num_processes()} processes, and each trains by itself: {to_do}"]
 
 
 def share_names(graph: fx.Graph) -> None:

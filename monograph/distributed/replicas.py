@@ -30,9 +30,12 @@ from monograph.errors import DistributedError
 from monograph.settings import DataParallel, Settings
 from monograph.state.find import Owned
 
+SYNCS_NEXT: Final = (
+    "require_forward_param_sync"  # an attribute of wrappers, set by each forward for the next one
+)
 # what a step reads of wrappers, besides what never changes
 READ_OF_WRAPPERS: Final = frozenset(
-    ("broadcast_buffers", "forward_sync_buffers", "require_forward_param_sync", "require_backward_grad_sync")
+    ("broadcast_buffers", "forward_sync_buffers", SYNCS_NEXT, "require_backward_grad_sync")
 )
 
 
@@ -50,11 +53,14 @@ class Replica:
     )  # the ids of parameters of whose gradients each process gets its part
 
     @property
+    def may_sync_buffers(self) -> bool:
+        """True if buffers are those of the first process whenever the module runs after gradients were averaged."""
+        return self.wrapper is None or syncs_buffers(self.wrapper)
+
+    @property
     def syncs_buffers(self) -> bool:
-        """True if buffers are those of the first process whenever the module runs."""
-        return self.wrapper is None or bool(
-            syncs_buffers(self.wrapper) and self.wrapper.require_forward_param_sync
-        )
+        """True if they are so when the module runs next."""
+        return self.may_sync_buffers and (self.wrapper is None or getattr(self.wrapper, SYNCS_NEXT))
 
     @property
     def wants_all(self) -> bool:
@@ -91,7 +97,7 @@ def replicas_of(owned: Owned, modules: Mapping[str, nn.Module], settings: Settin
     if whole is not None:
         if num_processes() == 1 and whole.mesh is None:
             raise DistributedError(
-                "enable_data_parallel() in a single process",
+                f"{'enable_zero' if settings.data_parallel is None else 'enable_data_parallel'}() in a single process",
                 hint="start the script with torchrun, and call torch.distributed.init_process_group() before the first step",
             )
         if wrapped:

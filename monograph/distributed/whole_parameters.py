@@ -12,7 +12,6 @@ from monograph.compat.distributed.fully_shard import (
     ShardedModule,
     ShardedParameter,
     is_sharded_module,
-    put_back_shards,
     sharded_modules,
     unknown_wishes,
     without_hooks,
@@ -140,15 +139,13 @@ def _with_weights(owners: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any],
 
 
 def check_sharded(modules: Mapping[str, nn.Module]) -> None:
-    """Raise DistributedError for a module that `fully_shard` has in a way that no graph knows; all have their shards again."""
+    """Raise DistributedError for a module that `fully_shard` has in a way that no graph knows."""
     for path, module in modules.items():
-        if is_sharded_module(module):
-            if wish := unknown_wishes(module):
-                raise DistributedError(
-                    f"{path} is fully_shard()ed {wish}, which a graph does not do",
-                    hint="shard it without; gradients of micro-batches are added by config.set_gradient_accumulation_steps(n)",
-                )
-            put_back_shards(module)
+        if is_sharded_module(module) and (wish := unknown_wishes(module)):
+            raise DistributedError(
+                f"{path} is fully_shard()ed {wish}, which a graph does not do",
+                hint="shard it without; gradients of micro-batches are added by config.set_gradient_accumulation_steps(n)",
+            )
 
 
 def _cast(item: Any, dtype: torch.dtype | None) -> Any:

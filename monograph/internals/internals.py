@@ -18,13 +18,10 @@ from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
+from monograph.compat.distributed.fully_shard import put_back_shards
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, Builds, compile_step
-from monograph.errors import (
-    CaptureError,
-    DefinitionError,
-    TornStateError,
-)
+from monograph.errors import CaptureError, DefinitionError, TornStateError
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, after_capture, size_needed_by, why_fixed
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
@@ -177,7 +174,8 @@ class Internals:
         return (*args, *[kwargs[name] for name in moved]), {name: kwargs[name] for name in named}
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """A call with its key."""
+        """A call with its key. Modules that an eager forward has left whole are in parts again."""
+        put_back_shards(self.registry.modules().values())
         settings, gradients = self.settings, None
         if settings.keep_gradients:
             gradients = gradient_forms(kept_parameters(self.owned(), settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -108,6 +109,19 @@ def error_of(function, *arguments) -> str:
     return ""
 
 
+def seen_late(others, what: str):
+    """The others, at whom a rank looks when they have gone on."""
+    watcher = others(what)
+    look = watcher.look
+
+    def late():
+        time.sleep(0.3)
+        return look()
+
+    watcher.look = late
+    return watcher
+
+
 def agreeing() -> dict[str, object]:
     """Everything that needs no fault, in one group."""
     rank = dist.get_rank()
@@ -163,6 +177,14 @@ def agreeing() -> dict[str, object]:
         known.watch.begin(8, 0, USUAL.digest)
     else:
         found["known"] = error_of(known.confirm, new)
+    dist.barrier()
+    ahead = pair("ahead")
+    ahead.confirm(USUAL)
+    if rank:
+        ahead.watch.others = partial(seen_late, ahead.watch.others)
+    found["ahead"] = error_of(ahead.meet, "verify")
+    if rank == 0:
+        ahead.watch.begin(4, 0, USUAL.digest)
     dist.barrier()
     found["refused"] = error_of(known.watch.begin, 9, 0) if rank == 0 else ""
     begin = time.perf_counter()
@@ -247,6 +269,10 @@ def test_ranks_of_a_part_have_the_names_of_all(agreed: list[dict[str, object]]) 
 def test_a_rank_that_runs_already_is_not_waited_for(agreed: list[dict[str, object]]) -> None:
     assert str(agreed[0]["known"]).startswith("rank 1 is in step 8 (build 0) already")
     assert agreed[0]["refused"] == agreed[0]["known"]
+
+
+def test_a_rank_that_has_gone_on_after_the_meeting_is_no_failure(agreed: list[dict[str, object]]) -> None:
+    assert [found["ahead"] for found in agreed] == ["", ""]
 
 
 def reducing(fault: str, rank_of_fault: int) -> list[int]:

@@ -438,18 +438,31 @@ def own_collective(rank: int) -> None:
     assert collectives(graph) == ["broadcast"] * 3 + ["all_reduce"] * 2
 
 
-def alone(rank: int) -> None:
-    """A step that shares nothing with the others is worth a warning."""
+def warnings_of(graph: mg.Graph) -> list[str]:
+    """What is said in the first step of a graph."""
     found: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("monograph").addHandler(handler)
-    torch.manual_seed(rank)
     try:
-        NetStep(Net(), plain_body)(torch.randn(4, 4))
+        graph(torch.randn(4, 4))
     finally:
         logging.getLogger("monograph").removeHandler(handler)
-    assert any("there are 2 processes, and each trains by itself" in text for text in found)
+    return found
+
+
+def alone(rank: int) -> None:
+    """A step that shares nothing with the others is worth a warning."""
+    torch.manual_seed(rank)
+    said = "there are 2 processes, and each trains by itself"
+    assert any(said in text for text in warnings_of(NetStep(Net(), plain_body)))
+    _, model = pair(rank)
+    past = NetStep(model, lambda model, x: plain_body(model.module, x))
+    why = f"{said}: build() runs what model wraps, and not model itself"
+    assert any(why in text for text in warnings_of(past))
+    assert not any(said in text for text in warnings_of(NetStep(model, plain_body)))
+    with model.no_sync():
+        assert not any(said in text for text in warnings_of(NetStep(model, plain_body)))
 
 
 def compiled(rank: int) -> None:

@@ -189,6 +189,7 @@ def test_it_is_shown_as_a_table():
         ({"world_size": 8, "mesh": (2, 2, 2)}, DistributedError, "one or two dimensions"),
         ({"world_size": 8, "mesh": {"a": 0, "b": 8}}, DistributedError, "ints from 1 on"),
         ({"world_size": 8, "zero": 4}, ConfigError, "stages 1, 2 and 3"),
+        ({"world_size": 8, "zero": 0}, ConfigError, "plain data parallel is planned without `zero`"),
     ],
 )
 def test_what_cannot_be_planned(options: dict[str, Any], error: type[Exception], said: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -278,6 +279,29 @@ def evaluated(rank: int) -> None:
             assert_same(expected, sides.ours(x))
 
 
+def left_whole(rank: int) -> None:
+    """An eager evaluation leaves the outermost parameters whole; a step has its parts again, in the build that there is."""
+    sides = Sides(rank, adamw)
+    around = nn.Sequential(sides.ours)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        graph = NetStep(sides)
+        graph.model = around
+        for index in range(4):
+            x = sides.batch()
+            if index != 1:
+                with torch.no_grad():
+                    assert_same(sides.eager(x), sides.ours(x), f"outputs {index}")
+            sides.optimizers[0].zero_grad()
+            loss = sides.eager(x).square().mean()
+            loss.backward()
+            sides.optimizers[0].step()
+            assert_same(loss.detach(), graph(x).detach(), f"loss {index}")
+            sides.eager.reshard()
+            sides.check(f"step {index}")
+    assert len(graph.builds) == 1, graph.explain()
+
+
 def mixed(rank: int) -> None:
     """Parameters and gradients of other types on the way."""
     for reduce in (torch.float32, None):
@@ -441,6 +465,7 @@ QUICK: dict[str, Case] = {
                 kept,
                 nonfinite,
                 evaluated,
+                left_whole,
                 mixed,
                 tensor_parallel,
                 refused,

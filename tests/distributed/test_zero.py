@@ -390,3 +390,12 @@ def test_training_is_that_of_eager_mode(case: str, long: Wrong) -> None:
 @pytest.mark.parametrize("case", SWEEP)
 def test_more_training_is_that_of_eager_mode(case: str, sweep: Wrong) -> None:
     assert_right(case, sweep)
+
+
+@pytest.mark.parametrize("call", ["enable_zero", "enable_data_parallel"])
+def test_a_single_process_is_refused_by_the_name_of_the_call(call: str) -> None:
+    model = nn.Linear(4, 3)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    getattr(step.config, call)()
+    with pytest.raises(mg.DistributedError, match=f"^{call}\\(\\) in a single process"):
+        step(torch.ones(2, 4), torch.ones(2, 3))

@@ -24,6 +24,7 @@ from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay, real_attributes_of
 from monograph.capture.guards.sources.reads import Reads
 from monograph.capture.tensors.fakes import Inputs
+from monograph.distributed.replicas import SYNCS_NEXT
 from monograph.errors import CaptureError
 from monograph.ir.call.tree import LEAF, Tree
 from monograph.ir.graph_signature import Assign, Part, Refill, Result
@@ -116,7 +117,8 @@ class SideEffects:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
         targets = [state_output.target for state_output in self.state_outputs]
         begun = {(id(item.container), item.key) for item in targets if isinstance(item, (Assign, Part))}
-        found = [write.about for write in self.values.moving(reads)]
+        moving = (write for write in self.values.moving(reads) if write.key != SYNCS_NEXT)
+        found = [write.about for write in moving]  # a wrapper's buffers are taken over once
         found += [
             f"{path}.{name}"
             for path, owner, _ in self.attributes.objects(reads)

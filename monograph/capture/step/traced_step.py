@@ -117,13 +117,13 @@ class TracedStep:
         self._recorder = OriginRecorder(modules, variables, request.observer, checkpointed)
         self.makers = self._recorder.makers
         self.replicas = replicas_of(owned, modules, request.settings)
-        self._averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
+        self.averaged = AveragedGradients(self.replicas, inputs.fake, self._recorder.phase)
         wholes = begun.wholes
         self._sharded = WholeParameters(modules_with_parts(modules.values(), wholes.kept), wholes)
         if self._sharded:
             self._recorder.run = self._sharded.run
         if begun.micro is not None:
-            begun.micro.averaged = wholes.reduced_once(self._averaged.averaged_once)
+            begun.micro.averaged = wholes.reduced_once(self.averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         around = self._recorder.phase, self._around_backward
@@ -160,7 +160,7 @@ class TracedStep:
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
         micro = self._begun.micro
-        around = (micro or self._averaged).around_backward()
+        around = (micro or self.averaged).around_backward()
         with around, in_place_changes_explained(current_tracer().graph):
             yield
 
@@ -262,7 +262,7 @@ class TracedStep:
         owners = [*(registered.optimizer for registered in owned.optimizers), *self.modules.values()]
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(fakes_hidden(self.inputs.mode))
-        bypass_wrappers(stack, self.replicas, self._averaged, syncs=self._begun.micro is None)
+        bypass_wrappers(stack, self.replicas, self.averaged, syncs=self._begun.micro is None)
         if self._sharded:
             replace_here(stack, nn.Module, "__getattr__", partial(self._sharded.read, nn.Module.__getattr__))
         if any(owned.whole.values()):
@@ -321,7 +321,7 @@ class TracedStep:
 
     def _update(self) -> None:
         self._begun.wholes.check()
-        self._averaged.check_all_found()
+        self.averaged.check_all_found()
         self.optimizers.step_automatic()
         self.rules.end()
         self._settings.check()

@@ -7,7 +7,7 @@ path: none, such a module is not known as one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -93,9 +93,13 @@ def is_sharded_module(module: nn.Module) -> bool:
     return kind is not None and isinstance(module, kind)
 
 
-def put_back_shards(module: Any) -> None:
-    """Let a module have its DTensors, if its last forward has left whole parameters there."""
-    module.reshard()
+def put_back_shards(roots: Iterable[nn.Module]) -> None:
+    """Let modules have their DTensors, if their last forward has left whole parameters there."""
+    if "torch.distributed.fsdp" in sys.modules:
+        for module in (inner for root in roots for inner in root.modules()):
+            if is_sharded_module(module):
+                reshard: Any = module.reshard
+                reshard()
 
 
 def unknown_wishes(module: Any) -> str:

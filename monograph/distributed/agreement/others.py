@@ -106,14 +106,14 @@ class Others:
         self._unbuilt = unbuilt
         self._next_look = 0.0
 
-    def look(self) -> None:
-        """Raises DistributedError if one has failed, or runs other collectives already. At most once in a beat.
+    def look(self) -> DistributedError | None:
+        """Raises DistributedError if one has failed, gives one if one runs other collectives already. At most once in a beat.
 
         The first rank looks at all, the others at it: of a thousand that wait one has much to read.
         """
         now = time.monotonic()
         if now < self._next_look:
-            return
+            return None
         self._next_look = now + BEAT_SECONDS
         ranks = self._ranks
         if (failed := ranks.read(FAILED)) is not None:
@@ -128,11 +128,12 @@ class Others:
             said = ranks.read(ranks.key("at", rank))
             place = None if said is None else _place(said)
             if place is not None and place.call > self._calls and place.running != self._running:
-                raise DistributedError(
+                return DistributedError(
                     f"{ranks.named([rank])} is {place} already and runs the collectives of an earlier step, "
                     f"while {ranks.named([ranks.rank])} has other ones to agree on",
                     hint=ALIKE,
                 )
+        return None
 
     def last(self, ranks: Sequence[int]) -> str:
         """What they did last."""

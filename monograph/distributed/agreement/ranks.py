@@ -40,8 +40,8 @@ T = TypeVar("T")
 class Watcher(Protocol):
     """Who knows what the other ranks do."""
 
-    def look(self) -> None:
-        """Raises DistributedError if waiting for them is in vain."""
+    def look(self) -> DistributedError | None:
+        """Raises DistributedError if waiting for them is in vain; one that it gives is to be raised unless they have met."""
 
     def last(self, ranks: Sequence[int]) -> str:
         """What they did last."""
@@ -112,8 +112,11 @@ class Ranks:
                 break
             if time.monotonic() > end:
                 raise self._missing(roster, purpose, watcher)
-            if watcher is not None:
-                watcher.look()
+            if watcher is not None and (ahead := watcher.look()) is not None:
+                roster, is_complete = turn(roster, hello)  # a rank may have gone on after the meeting
+                if is_complete:
+                    break
+                raise ahead
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         if self.store is None:

@@ -79,7 +79,10 @@ def _settings(settings: Settings, stage: int | None, schedule: str | None) -> Se
     """Those of the graph, with another stage of ZeRO, or another schedule of its pipeline."""
     if stage is not None:
         if stage not in (1, 2, 3):
-            raise ConfigError(f"plan(zero={stage!r}): there are stages 1, 2 and 3", hint="zero=3")
+            raise ConfigError(
+                f"plan(zero={stage!r}): there are stages 1, 2 and 3",
+                hint="zero=3; plain data parallel is planned without `zero`, by a graph without enable_zero()",
+            )
         known = settings.zero
         settings = replace(settings, zero=Zero(stage, 1024) if known is None else replace(known, stage=stage))
     if schedule is None:
