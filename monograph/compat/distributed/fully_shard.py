@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from monograph.compat.distributed.groups import has_group
 from monograph.compat.distributed.tensors import from_spec, local_of
 
 
@@ -95,7 +96,7 @@ def is_sharded_module(module: nn.Module) -> bool:
 
 def put_back_shards(roots: Iterable[nn.Module]) -> None:
     """Let modules have their DTensors, if their last forward has left whole parameters there."""
-    if "torch.distributed.fsdp" in sys.modules:
+    if "torch.distributed.fsdp" in sys.modules and has_group():
         for module in (inner for root in roots for inner in root.modules()):
             if is_sharded_module(module):
                 reshard: Any = module.reshard
