@@ -173,7 +173,7 @@ def taken_over(replicas: Iterable[Replica]) -> list[TakenOver]:
     return [
         TakenOver(item.path, item.group, tuple(path for path, _ in item.buffers()))
         for item in replicas
-        if item.size > 1 and item.syncs_buffers
+        if item.syncs_buffers
     ]
 
 

@@ -97,7 +97,7 @@ def bypass_wrappers(
         if not syncs:
             _check_runs_once(replica, averaged.ran)
         averaged.begin_forward(replica)
-        if syncs and replica.syncs_buffers and replica.size > 1:
+        if syncs and replica.syncs_buffers:
             take_over([buffer for _, buffer in replica.buffers()], replica.group)
         if wrapper.device_ids:
             args, kwargs = _on(torch.device(wrapper.device_type, wrapper.device_ids[0]), args, kwargs)
@@ -109,8 +109,7 @@ def bypass_wrappers(
 
 
 def _check_runs_once(replica: Replica, ran: Container[str]) -> None:
-    has_buffers = replica.size > 1 and any(buffer.numel() for _, buffer in replica.buffers())
-    if replica.path in ran and has_buffers and replica.may_sync_buffers:
+    if replica.path in ran and replica.may_sync_buffers:
         raise DistributedError(
             f"build() runs {replica.path} twice in a micro-batch: in the last one eager mode takes its buffers over from "
             "the first process between the two",

@@ -54,12 +54,13 @@ class Replica:
 
     @property
     def may_sync_buffers(self) -> bool:
-        """True if buffers are those of the first process whenever the module runs after gradients were averaged."""
-        return self.wrapper is None or syncs_buffers(self.wrapper)
+        """True if there are buffers that a forward may take over from the first process."""
+        has_buffers = self.size > 1 and next(self.buffers(), None) is not None
+        return has_buffers and (self.wrapper is None or syncs_buffers(self.wrapper))
 
     @property
     def syncs_buffers(self) -> bool:
-        """True if they are so when the module runs next."""
+        """True if the next forward does so."""
         return self.may_sync_buffers and (self.wrapper is None or getattr(self.wrapper, SYNCS_NEXT))
 
     @property

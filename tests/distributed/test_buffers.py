@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from tests.distributed.test_data_parallel import (
@@ -133,6 +134,26 @@ def evaluated_by_graph(rank: int) -> None:
         assert_same(state_of(first), state_of(second), f"step {step}")
 
 
+def without_buffers(rank: int) -> None:
+    """Where there is nothing to take over, an evaluation between steps leads to no other build."""
+    first, second = (DistributedDataParallel(nn.Linear(4, 3)) for _ in range(2))
+    graph = NetStep(second, plain_body)
+    optimizer = sgd(first)
+    second.load_state_dict(first.state_dict())
+    generator = torch.Generator().manual_seed(10 + rank)
+    for step in range(4):
+        x = torch.randn(4, 4, generator=generator)
+        if step % 2:
+            assert_same(look(first, x), look(second, x), f"outputs {step}")
+        optimizer.zero_grad()
+        loss = plain_body(first, x)
+        optimizer.step()
+        assert_same(loss.detach(), graph(x).detach(), f"loss {step}")
+        assert_same(state_of(first), state_of(second), f"step {step}")
+        assert first.require_forward_param_sync == second.require_forward_param_sync
+    assert len(graph.builds) == 1, graph.explain()
+
+
 def part_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     loss = model(x).square().mean()
     (loss / 2).backward()
@@ -178,7 +199,7 @@ QUICK: dict[str, Case] = {
     case.__name__: case
     for case in (
         *(by_hand, first_alone, around, evaluated, evaluated_by_graph, accumulated_after_evaluation),
-        twice_in_a_micro_batch,
+        *(without_buffers, twice_in_a_micro_batch),
     )
 }
 

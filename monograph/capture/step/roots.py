@@ -15,7 +15,7 @@ from monograph.capture.step.request import Request
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import called_by_torch
 from monograph.compat.distributed.fully_shard import READ_OF_GROUPS, groups_of
-from monograph.distributed.replicas import READ_OF_WRAPPERS, Replica
+from monograph.distributed.replicas import READ_OF_WRAPPERS, SYNCS_NEXT, Replica
 from monograph.ir.call.tree import kinds_in
 from monograph.state.find import Owned
 
@@ -38,7 +38,8 @@ def roots_of(request: Request, modules: Mapping[str, nn.Module], inputs: Inputs)
 
 def note_wrappers(reach: Reach, modules: Mapping[str, nn.Module], replicas: Collection[Replica]) -> None:
     """Attributes of wrappers, and of what `fully_shard` keeps, are read by code in place of theirs."""
-    reach.may_read(READ_OF_WRAPPERS if replicas else ())
+    takes_over = any(item.may_sync_buffers for item in replicas)
+    reach.may_read(READ_OF_WRAPPERS if takes_over else READ_OF_WRAPPERS - {SYNCS_NEXT} if replicas else ())
     for path, module in modules.items():
         for group in groups_of(module):
             reach.may_read_of(group, f"fully_shard of {path}", READ_OF_GROUPS)
