@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 import torch
@@ -135,6 +135,10 @@ class Reach:
     def own_codes(self) -> Iterable[CodeType]:
         """The code that ran and is no library's."""
         return [code for known, code in self._functions.ran.items() if known not in self._libraries]
+
+    def names_of_variable(self, cell: CellType) -> set[str]:
+        """The names that a variable of closures has in the code that ran."""
+        return self._functions.names_of_variable(cell)
 
     def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
