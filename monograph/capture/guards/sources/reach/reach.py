@@ -188,6 +188,10 @@ class Reach:
         if (verdict := self._aside(code, frame, module)) is not None:
             return verdict
         names, own = names_of(code), not is_library(code, module)
+        if names.handed_on:
+            self._hand_on(frame.f_locals.get(names.handed_on))
+            if id(code) in self._functions.ran:
+                return Verdict.AGAIN
         spelled = [frame.f_globals.get(name) for name in names.spelled_by]
         computed = names.computed or not all(type(name) is str for name in spelled)
         self._recorded.make_up(name for name in spelled if type(name) is str)
@@ -212,7 +216,15 @@ class Reach:
                 is_computing(name, frame.f_globals.get(name)) for name in names.globals | names.attributes
             )
             self._take_own(code, frame.f_globals, names)
+        if names.handed_on and not computed:
+            return Verdict.AGAIN
         return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN
+
+    def _hand_on(self, name: Any) -> None:
+        """A `__getattr__` looks elsewhere for this name."""
+        if type(name) is str:
+            self._recorded.make_up([name])
+            self._count_parts([name])
 
     def _aside(self, code: CodeType, frame: FrameType, module: str) -> Verdict | None:
         """The verdict on code that reads nothing of the step's; None for all other."""
