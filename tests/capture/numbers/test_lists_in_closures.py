@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -177,3 +179,74 @@ def test_lists_changed_from_outside_are_seen() -> None:
 )
 def test_lists_that_are_read_are_facts(make: Callable[[], Made]) -> None:
     assert len(filled(make).builds) > 3
+
+
+def cut(self: Any, x: torch.Tensor) -> None:
+    self.last.append(x.sum().item())
+    self.last = self.last[-3:]
+
+
+def cut_in_place(self: Any, x: torch.Tensor) -> None:
+    self.last.append(x.sum().item())
+    del self.last[:-3]
+
+
+def joined(self: Any, x: torch.Tensor) -> None:
+    self.last = (self.last + [x.sum().item()])[-3:]
+
+
+def moved_in_place(self: Any, x: torch.Tensor) -> None:
+    self.last.append(x.sum().item())
+    del self.last[0]
+
+
+def keeper(keep: Callable[[Any, torch.Tensor], None], last: Any) -> Any:
+    def build(self: Any, x: torch.Tensor) -> Any:
+        keep(self, x)
+        return x * 2
+
+    graph, plain = type("Step", (mg.Graph,), {"build": build})(), type("Plain", (), {"build": build})()
+    graph.last, plain.last = copy.copy(last), copy.copy(last)
+    return graph, plain
+
+
+@pytest.mark.parametrize(
+    ("keep", "last"),
+    [
+        (cut, []),
+        (cut_in_place, []),
+        (joined, []),
+        (lambda self, x: self.last.append(x.sum().item()), deque(maxlen=3)),
+        (lambda self, x: self.last.add(x.sum().item()), set()),
+    ],
+    ids=["cut", "cut in place", "joined", "deque", "set"],
+)
+def test_the_last_numbers_are_refused_with_a_way(
+    keep: Callable[[Any, torch.Tensor], None], last: Any
+) -> None:
+    graph, _ = keeper(keep, last)
+    with pytest.raises(
+        mg.CaptureError, match=r"puts numbers that it reads out of tensors .* into (graph\.)?last"
+    ) as error:
+        graph(X)
+    assert "numbers.append(new); del numbers[0]" in str(error.value)
+    assert graph.last == last
+
+
+def test_a_list_of_fixed_length_that_is_moved_in_place() -> None:
+    graph, plain = keeper(moved_in_place, [0.0] * 3)
+    for step in range(8):
+        assert_same(plain.build(X + step), graph(X + step), f"step {step}")
+        assert graph.last == plain.last
+
+
+def test_a_list_in_a_closure_that_takes_a_number_and_is_read_is_refused() -> None:
+    kept: list[Any] = []
+
+    def build(_self: Any, x: torch.Tensor) -> Any:
+        kept.append(x.sum().item())
+        return x * len(kept)
+
+    with pytest.raises(mg.CaptureError, match=r"puts numbers that it reads .*kept\[0\]"):
+        type("Step", (mg.Graph,), {"build": build})()(X)
+    assert not kept
