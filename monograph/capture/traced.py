@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import fx, nn
 
 from monograph.capture.effects.attribute_values import PutAgain
-from monograph.capture.effects.held_fakes import not_repeatable
+from monograph.capture.effects.held_fakes import holds_numbers_alone, not_repeatable
 from monograph.capture.optimizers.autocast import about_kept_casts
 from monograph.capture.optimizers.on_parts import about_whole
 from monograph.capture.retraces import Retraces, not_carried
@@ -65,6 +65,7 @@ def trace_step(
             recording = Retraces(request, modules, snapshot, with_values=with_values).record()
             step = recording.step
             left = _left_in_attributes(step)
+            numbers = {path for path, live, _ in snapshot.containers if holds_numbers_alone(live)}
             moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
             hold.on = True
         except BaseException:
@@ -78,8 +79,8 @@ def trace_step(
             "build() reseeds a random generator of torch, or draws from it outside of tensor ops",
             hint="seed before the step, not in build()",
         )
-    if changed := not_carried(step, changed):
-        raise not_repeatable(changed[0])
+    if changed := [*not_carried(step, changed), *step.effects.held]:
+        raise not_repeatable(changed[0], of_numbers=changed[0] in numbers | step.effects.numbers)
     check_strict(step)
     notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
     if not request.settings.stages:

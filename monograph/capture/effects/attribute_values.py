@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from monograph.capture.effects.attributes import NOTHING, Attributes, Changed, table_of
-from monograph.capture.effects.held_fakes import holds_fakes, not_repeatable
+from monograph.capture.effects.held_fakes import holds_fakes, holds_numbers_alone, not_repeatable
 from monograph.capture.guards.sources.overlay import real_attributes_of
 from monograph.capture.guards.sources.reads import MISSING, Reads
 from monograph.capture.guards.sources.values import is_plain, same
@@ -194,7 +194,7 @@ class AttributeValues:
                 )
             asked = reads.was_asked_for(owner, name) or self.may_read_dict(table_of(owner), name)
             if asked and holds_fakes(value):
-                raise not_repeatable(change.path)
+                raise not_repeatable(change.path, of_numbers=holds_numbers_alone(value))
             lost.append(change.path)
         return lost
 

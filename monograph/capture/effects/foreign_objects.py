@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from monograph.capture.effects.held_fakes import holds_numbers_alone
 from monograph.capture.guards.objects import differences
 from monograph.capture.guards.sources.hidden import Probe
 from monograph.capture.guards.sources.libraries import is_tracing
@@ -56,6 +57,13 @@ class Effects:
     lost: list[str] = field(default_factory=list)
     waiting: list[Effect] = field(default_factory=list)  # to be put back by what it draws from, if at all
     held: list[str] = field(default_factory=list)
+    numbers: set[str] = field(default_factory=set)  # of `held` those that got numbers and no tensors
+
+    def hold(self, label: str, values: Iterable[Any]) -> None:
+        """A place that got these values of the trace."""
+        self.held.append(label)
+        if all(map(holds_numbers_alone, values)):
+            self.numbers.add(label)
 
     @property
     def once(self) -> list[str]:
@@ -159,7 +167,7 @@ def _undo_stores(source: Entries, effects: Effects, is_traced: Callable[[Any], b
         source.restore(name, value)
         label = source.item_label(name)
         if is_traced(present):
-            effects.held.append(label)
+            effects.hold(label, [present])
         else:
             effects.found.append(Effect(label, source, {name: value}, {name: present}))
 
@@ -175,7 +183,7 @@ def _undo(source: Source, label: str, effects: Effects, is_traced: Callable[[Any
         else:
             effects.lost.append(label)
     elif any(map(is_traced, changed)):
-        effects.held.append(label)
+        effects.hold(label, filter(is_traced, changed))
     else:
         effects.found.append(Effect(label, source, before, after))
 

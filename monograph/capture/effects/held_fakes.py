@@ -20,13 +20,22 @@ from monograph.errors import CaptureError
 _DEPTH = 4  # of nesting; an object may hold anything, even itself
 
 
-def holds_fakes(item: Any, depth: int = _DEPTH) -> bool:
+def holds_fakes(item: Any, depth: int = _DEPTH, *, with_numbers: bool = True) -> bool:
     """True if fake tensors or symbolic numbers are reached through containers, attributes, closures or iterators."""
     if type(item) in weakref.ProxyTypes:  # what it stands for is held by others, or gone
         return False
-    if is_fake(item) or is_symbolic(item) or isinstance(item, Iterator):  # which gives its items only once
+    if is_fake(item) or isinstance(item, Iterator):  # which gives its items only once
         return True
-    return depth > 0 and any(holds_fakes(inner, depth - 1) for inner in _inside(item))
+    if is_symbolic(item):
+        return with_numbers
+    return depth > 0 and any(
+        holds_fakes(inner, depth - 1, with_numbers=with_numbers) for inner in _inside(item)
+    )
+
+
+def holds_numbers_alone(item: Any) -> bool:
+    """True for what holds symbolic numbers, and no fake tensors."""
+    return holds_fakes(item) and not holds_fakes(item, with_numbers=False)
 
 
 def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
@@ -44,11 +53,18 @@ def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
     return forgotten
 
 
-def not_repeatable(label: str) -> CaptureError:
-    """The error for a place where a step leaves what no replay can make."""
+def not_repeatable(label: str, *, of_numbers: bool = False) -> CaptureError:
+    """The error for a place where a step leaves what no replay can make; `of_numbers` if that holds no tensors."""
+    if of_numbers:
+        return CaptureError(
+            f"build() puts numbers that it reads out of tensors of the step into {label}, in a way that no replay can repeat",
+            hint="return the tensor, and keep its number after the step; without gradient accumulation build() may append() "
+            "to a list that it does not read, and move a list of fixed length in place: numbers.append(new); del numbers[0]",
+        )
     return CaptureError(
         f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",
-        hint="keep the tensors themselves there: in an attribute, a list, a tuple, a dict or a dataclass",
+        hint="keep the tensors themselves there: in an attribute of the graph or a module, a list, a tuple, a dict or a "
+        "dataclass",
     )
 
 

@@ -24,7 +24,7 @@ def check_strict(step: TracedStep) -> None:
 
 def notes_of(step: TracedStep, moved: Sequence[str], lost: Sequence[str], *, why_still: str) -> list[str]:
     """One sentence for each. `moved` are random generators, `lost` attributes whose values no replay puts there."""
-    notes = [*_draws(moved), *_not_replayed(lost, step.effects), *_repeated(step.effects)]
+    notes = [*_draws(moved), *_not_replayed(lost), *_repeated(step.effects)]
     if step.still:
         names = ", ".join(sorted(step.still))
         notes.append(
@@ -49,14 +49,10 @@ def _draws(moved: Sequence[str]) -> Iterator[str]:
     yield from (f"{drawing} from {name}: the numbers drawn at capture are constants" for name in moved)
 
 
-def _not_replayed(lost: Sequence[str], effects: Effects) -> Iterator[str]:
+def _not_replayed(lost: Sequence[str]) -> Iterator[str]:
     yield from (
         f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed"
         for path in lost
-    )
-    yield from (
-        f"build() puts tensors into {name}, which the graph does not hold: that is undone and not replayed"
-        for name in effects.held
     )
 
 

@@ -101,7 +101,7 @@ def test_lists_that_only_grow_cost_no_builds(build: Callable[..., Any]) -> None:
 
 
 def test_one_object_at_two_places_is_refused() -> None:
-    with pytest.raises(mg.CaptureError, match="no replay can do that"):
+    with pytest.raises(mg.CaptureError, match="no replay can repeat"):
         grown(append_one_list_twice)
 
 

@@ -100,7 +100,7 @@ def test_a_list_at_two_places_is_no_record() -> None:
         return x
 
     graph, _ = sides(shared)
-    with pytest.raises(mg.CaptureError, match="no replay can do that"):
+    with pytest.raises(mg.CaptureError, match="no replay can repeat"):
         graph(torch.ones(2))
 
 

@@ -1,21 +1,14 @@
-"""Lists that a step makes longer and does not read: what they contain is not guarded, and what it adds is added at each step.
-
-That a list is not read follows from the code that ran. A list can be got at through the places that hold it. If the one
-place is an attribute or a global, each piece of code that ran and spells its name must do one thing with what it finds
-there: call its `append` or `extend`. If it is an entry of a dict, that holds for the name of the dict, of which each piece
-of code must take one entry and add to it.
-"""
+"""Lists that a step makes longer and does not read: what they contain is not guarded, and what it adds is added at each step."""
 
 from __future__ import annotations
 
-import dis
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 from monograph.capture.effects.attributes import Changed, table_of
+from monograph.capture.effects.python_objects.only_added import DICTS, is_only_added_to
 from monograph.capture.effects.python_objects.records import (
     Record,
     SetRecord,
@@ -27,9 +20,8 @@ from monograph.capture.effects.python_objects.records import (
     record_of,
 )
 from monograph.capture.effects.state_outputs import StateOutput
-from monograph.capture.guards.sources.code_names import names_of
 from monograph.capture.guards.sources.overlay import Overlay
-from monograph.capture.guards.sources.places import Content, Entries, Source
+from monograph.capture.guards.sources.places import Content, Source
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.numbers.moving import is_moving
@@ -38,17 +30,6 @@ from monograph.compat.tensors import storage_key
 from monograph.ir.graph_signature import Assign, Write
 
 _NOTHING = object()
-_DICTS = (dict, defaultdict)
-_KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
-# an operator since Python 3.14; no other takes one key and gives a list
-_SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
-_ADDING = frozenset({"append", "extend"})
-# since Python 3.12, which has the name of the old instruction, and never writes it
-_METHOD_IS_A_FLAG = "LOAD_METHOD" not in {
-    item.opname for item in dis.get_instructions(compile("items.append()", "", "eval"))
-}
-# of variables and arguments, which are no attributes
-_LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
 
 
 @dataclass(frozen=True)
@@ -101,65 +82,6 @@ def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
             kept = all(a is b for a, b in zip(before, now, strict=False))
             if kept and len(now) > len(before) and is_only_added_to(source.content, reach):
                 yield source, now[len(before) :]
-
-
-def is_only_added_to(content: list[Any], reach: Reach) -> bool:
-    """True if all that the code which ran can have done with a list is to add to it."""
-    if reach.has_iterators:
-        return False
-    source, name = _only_way(content, reach)
-    in_dict = isinstance(source, Content) and type(source.content) in _DICTS
-    if in_dict:
-        source, name = _only_way(source.content, reach)
-    if not isinstance(source, Entries) or source.whole or type(name) is not str:
-        return False
-    if name in reach.stored or name in reach.keys or name in reach.made_up:
-        return False
-    is_global = "__builtins__" in source.entries  # else no global name leads there
-    return all(_only_adds(code, name, is_global=is_global, in_dict=in_dict) for code in reach.codes())
-
-
-def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
-    """The source and the key that hold a container, if nothing else does."""
-    ways = list(reach.ways.get(id(container), ()))
-    return ways[0] if len(ways) == 1 and isinstance(ways[0], tuple) else (None, "")
-
-
-def _only_adds(code: CodeType, name: str, *, is_global: bool, in_dict: bool) -> bool:
-    names = names_of(code)
-    if name not in names.attributes | names.globals | names.stored | names.imports:
-        return True
-    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-    return all(
-        _is_harmless(item, instructions[at + 1 : at + 4], name, in_dict=in_dict)
-        for at, item in enumerate(instructions)
-        if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
-    )
-
-
-def _is_harmless(
-    item: dis.Instruction, following: list[dis.Instruction], name: str, *, in_dict: bool
-) -> bool:
-    """True if an instruction does not look for the name, calls what it finds, or has it added to."""
-    if item.opname in ("LOAD_CONST", "RETURN_CONST"):
-        return name not in str(item.argval)  # a text may spell it in many ways
-    if item.argval != name or any(kind in item.opname for kind in _LOCAL) or item.opname == "KW_NAMES":
-        return True
-    if _is_called(item):  # a list is not callable
-        return True
-    found = item.opname == "LOAD_ATTR" or (item.opname == "LOAD_GLOBAL" and not (item.arg or 0) & 1)
-    if in_dict:
-        if len(following) < 3 or following[0].opname not in _KEYS or following[1].opname not in _SUBSCRIPTS:
-            return False
-        following = following[2:]
-    return found and bool(following) and _is_called(following[0]) and following[0].argval in _ADDING
-
-
-def _is_called(item: dis.Instruction) -> bool:
-    """True if an attribute is loaded as a method, which is then called."""
-    return item.opname == "LOAD_METHOD" or (
-        _METHOD_IS_A_FLAG and item.opname == "LOAD_ATTR" and bool((item.arg or 0) & 1)
-    )
 
 
 @dataclass
@@ -231,7 +153,7 @@ def collect_growth(
 def _take_new_entries(reach: Reach, overlay: Overlay, written: Written, grown: Grown) -> None:
     for source in reach.sources:
         content = source.content if isinstance(source, Content) else None
-        if type(content) not in _DICTS or overlay.of(content) is not content:
+        if type(content) not in DICTS or overlay.of(content) is not content:
             continue
         names = {id(value) for key, value in source.recorded.items() if key[1] == 0}
         new = {key: value for key, value in content.items() if _is_new(value) and id(key) not in names}

@@ -20,6 +20,7 @@ _COMPUTES = {
 # what makes texts of objects, by functions of theirs that C code may be
 _MAKES_TEXTS = {"repr", "str", "ascii", "format", "print", "__repr__", "__str__", "__format__"}
 _BUILTINS = {"builtins", "__builtins__"}
+_LOADS = {"LOAD_FAST", "LOAD_FAST_BORROW"}
 _BY_KEY = {"get", "pop", "setdefault"}
 # the same as objects, for code that knows them under other names
 _COMPUTING = frozenset(
@@ -38,6 +39,7 @@ class CodeNames:
     """What a code object names. `computed` if it may look for attributes under names that no constant spells.
 
     `whole` if it may make a text of an object, or compare two objects: C code does that without any name.
+    `handed_on` is the argument of a `__getattr__` that looks elsewhere for what it is asked for: its value is a name.
     """
 
     attributes: frozenset[str]
@@ -48,6 +50,7 @@ class CodeNames:
     spelled_by: frozenset[str]  # globals whose texts are names of attributes: `getattr(cls, _FIELDS)`
     computed: bool
     whole: bool
+    handed_on: str
 
 
 _known: dict[int, tuple[CodeType, CodeNames]] = {}  # a cache: by id of the code, which it keeps alive
@@ -75,6 +78,7 @@ def _names_of(code: CodeType) -> CodeNames:
     keys: set[str] = set()
     spelled_by: set[str] = set()
     computed = whole = False
+    asked, hands_on = _handed_on(code, instructions), False
     for index, item in enumerate(instructions):
         operation, name = item.opname, item.argval
         whole |= operation.startswith("FORMAT_") or (isinstance(name, str) and name in _MAKES_TEXTS)
@@ -83,14 +87,19 @@ def _names_of(code: CodeType) -> CodeNames:
         if operation in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
             named.add(name)
             if name in _LOOKS_BY_NAME:
-                second = _second_argument(instructions, index)
+                second = _second_argument(instructions, index, asked)
+                hands_on |= second is not None and second.opname in _LOADS
                 if second is not None and second.opname == "LOAD_GLOBAL":
                     spelled_by.add(second.argval)
                 computed |= second is None
             computed |= name in _COMPUTES or name in _BUILTINS
         elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "DELETE_ATTR"):
             attributes.add(name)
-            computed |= name in _COMPUTES and name != "eval"  # of modules, which sets a mode
+            is_handed_on = name == "__getattr__" and _calls_with(asked, instructions[index + 1 :])
+            hands_on |= is_handed_on
+            computed |= (
+                name in _COMPUTES and name != "eval" and not is_handed_on
+            )  # eval() sets a mode of modules
             if name == "__dict__":
                 key = _constant_key(instructions, index)
                 keys.update(() if key is None else (key,))
@@ -114,6 +123,30 @@ def _names_of(code: CodeType) -> CodeNames:
         frozenset(spelled_by),
         computed,
         whole,
+        asked if hands_on else "",
+    )
+
+
+def _handed_on(code: CodeType, instructions: Sequence[dis.Instruction]) -> str:
+    """The second argument of a `__getattr__`, which keeps its value; empty for other code."""
+    if code.co_name != "__getattr__" or code.co_argcount != 2:
+        return ""
+    name = code.co_varnames[1]
+    changes = ("STORE", "DELETE", "MAKE_CELL")
+    kept = all(item.argval != name or not item.opname.startswith(changes) for item in instructions)
+    return name if kept and all(item.opname != "IS_OP" for item in instructions) else ""
+
+
+def _calls_with(name: str, following: Sequence[dis.Instruction]) -> bool:
+    """True if these instructions call a method with the variable `name`, or with another variable and that one."""
+    found = [item for item in following[:5] if item.opname not in ("PUSH_NULL", "PRECALL", "CACHE")]
+    call = next((at for at, item in enumerate(found) if item.opname == "CALL"), 0)
+    loads = found[:call]
+    return (
+        bool(name)
+        and 1 <= len(loads) <= 2
+        and all(item.opname in _LOADS for item in loads)
+        and loads[-1].argval == name
     )
 
 
@@ -156,8 +189,10 @@ def _constant_key(instructions: Sequence[dis.Instruction], index: int) -> str | 
     return str(key.argval) if _is_text(key) else None
 
 
-def _second_argument(instructions: Sequence[dis.Instruction], index: int) -> dis.Instruction | None:
-    """What loads the second argument of the function that is loaded at `index`: a text or a global; else None."""
+def _second_argument(
+    instructions: Sequence[dis.Instruction], index: int, handed_on: str
+) -> dis.Instruction | None:
+    """What loads the second argument of the function at `index`: a text, a global or what is handed on; else None."""
     depth = 0
     named: dis.Instruction | None = None
     for item in instructions[index + 1 :]:
@@ -169,7 +204,8 @@ def _second_argument(instructions: Sequence[dis.Instruction], index: int) -> dis
         if depth < 1 or (named is not None and depth <= 2):  # something else is made of the name
             return None
         if before == 1 and depth == 2:
-            named = item if _is_text(item) or item.opname == "LOAD_GLOBAL" else None
+            is_handed_on = item.opname in _LOADS and item.argval == handed_on
+            named = item if _is_text(item) or item.opname == "LOAD_GLOBAL" or is_handed_on else None
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from monograph.capture.guards.sources.closures import closure_of
@@ -64,6 +64,16 @@ class Functions:
         """What the functions with this code close over, of those that were reached."""
         for function, _ in self._by_code.get(id(code), ()):
             yield from closure_of(function).values()
+
+    def names_of_variable(self, cell: CellType) -> set[str]:
+        """The names that a variable has in the functions whose code ran."""
+        ran = (function for code in self.ran for function, _ in self._by_code.get(code, ()))
+        return {
+            name
+            for function in ran
+            for name, item in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            if item is cell
+        }
 
     def _find(self, code: CodeType) -> None:
         """Functions with this code that were reached in no way: C code holds them, or this very step made them."""

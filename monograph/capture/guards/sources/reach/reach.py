@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 import torch
@@ -136,6 +136,10 @@ class Reach:
         """The code that ran and is no library's."""
         return [code for known, code in self._functions.ran.items() if known not in self._libraries]
 
+    def names_of_variable(self, cell: CellType) -> set[str]:
+        """The names that a variable of closures has in the code that ran."""
+        return self._functions.names_of_variable(cell)
+
     def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
         return name in self.keys or self._recorded.is_whole(table)
@@ -184,6 +188,10 @@ class Reach:
         if (verdict := self._aside(code, frame, module)) is not None:
             return verdict
         names, own = names_of(code), not is_library(code, module)
+        if names.handed_on:
+            self._hand_on(frame.f_locals.get(names.handed_on))
+            if id(code) in self._functions.ran:
+                return Verdict.AGAIN
         spelled = [frame.f_globals.get(name) for name in names.spelled_by]
         computed = names.computed or not all(type(name) is str for name in spelled)
         self._recorded.make_up(name for name in spelled if type(name) is str)
@@ -208,7 +216,15 @@ class Reach:
                 is_computing(name, frame.f_globals.get(name)) for name in names.globals | names.attributes
             )
             self._take_own(code, frame.f_globals, names)
+        if names.handed_on and not computed:
+            return Verdict.AGAIN
         return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN
+
+    def _hand_on(self, name: Any) -> None:
+        """A `__getattr__` looks elsewhere for this name."""
+        if type(name) is str:
+            self._recorded.make_up([name])
+            self._count_parts([name])
 
     def _aside(self, code: CodeType, frame: FrameType, module: str) -> Verdict | None:
         """The verdict on code that reads nothing of the step's; None for all other."""

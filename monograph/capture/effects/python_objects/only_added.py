@@ -1,0 +1,124 @@
+"""Is a list only added to? That follows from the code that ran.
+
+A list can be got at through the places that hold it. If the one place is an attribute, a global or the variable of a
+closure, each piece of code that ran and spells its name must do one thing with what it finds there: call its `append` or
+`extend`. If it is an entry of a dict, that holds for the name of the dict, of which each piece of code must take one entry
+and add to it.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections import defaultdict
+from collections.abc import Collection
+from types import CodeType
+from typing import Any
+
+from monograph.capture.guards.sources.code_names import names_of
+from monograph.capture.guards.sources.places import Closure, Content, Entries
+from monograph.capture.guards.sources.reach.reach import Reach
+
+DICTS = (dict, defaultdict)
+_KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
+# an operator since Python 3.14; no other takes one key and gives a list
+_SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
+_ADDING = frozenset({"append", "extend"})
+# since Python 3.12, which has the name of the old instruction, and never writes it
+_METHOD_IS_A_FLAG = "LOAD_METHOD" not in {
+    item.opname for item in dis.get_instructions(compile("items.append()", "", "eval"))
+}
+# what gets at the variables of functions and frames by other ways than their names
+_OF_VARIABLES = frozenset({"__closure__", "cell_contents", "f_locals"})
+_OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
+# of variables and arguments, which are no attributes
+_LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
+
+
+def is_only_added_to(content: list[Any], reach: Reach) -> bool:
+    """True if all that the code which ran can have done with a list is to add to it."""
+    if reach.has_iterators:
+        return False
+    source, name = _only_way(content, reach)
+    in_dict = isinstance(source, Content) and type(source.content) in DICTS
+    if in_dict:
+        source, name = _only_way(source.content, reach)
+    if isinstance(source, Closure):
+        return _variable_only_adds(source, reach, in_dict=in_dict)
+    if not isinstance(source, Entries) or source.whole or type(name) is not str:
+        return False
+    if name in reach.stored or name in reach.keys or name in reach.made_up:
+        return False
+    is_global = "__builtins__" in source.entries  # else no global name leads there
+    return all(_only_adds(code, name, is_global=is_global, in_dict=in_dict) for code in reach.codes())
+
+
+def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
+    """The source and the key that hold a container, if nothing else does."""
+    ways = list(reach.ways.get(id(container), ()))
+    return ways[0] if len(ways) == 1 and isinstance(ways[0], tuple) else (None, "")
+
+
+def _variable_only_adds(source: Closure, reach: Reach, *, in_dict: bool) -> bool:
+    """The same of a list or dict in a variable that functions share."""
+    names = reach.names_of_variable(source.cell)
+    for code in reach.codes():
+        found = names_of(code)
+        if found.attributes & _OF_VARIABLES:
+            return False
+        if names.isdisjoint(code.co_freevars + code.co_cellvars):
+            continue
+        if found.globals & _OF_FRAMES or not _reads_only_to_add(code, names, in_dict=in_dict):
+            return False
+    return bool(names)
+
+
+def _reads_only_to_add(code: CodeType, names: Collection[str], *, in_dict: bool) -> bool:
+    """True if code only adds to what is in variables of these names, or hands them to functions inside."""
+    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+    return all(
+        item.opname == "LOAD_DEREF" and _is_added_to(instructions[at + 1 : at + 4], in_dict=in_dict)
+        for at, item in enumerate(instructions)
+        if "DEREF" in item.opname and item.argval in names
+    )
+
+
+def _only_adds(code: CodeType, name: str, *, is_global: bool, in_dict: bool) -> bool:
+    names = names_of(code)
+    if name not in names.attributes | names.globals | names.stored | names.imports:
+        return True
+    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+    return all(
+        _is_harmless(item, instructions[at + 1 : at + 4], name, in_dict=in_dict)
+        for at, item in enumerate(instructions)
+        if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
+
+
+def _is_harmless(
+    item: dis.Instruction, following: list[dis.Instruction], name: str, *, in_dict: bool
+) -> bool:
+    """True if an instruction does not look for the name, calls what it finds, or has it added to."""
+    if item.opname in ("LOAD_CONST", "RETURN_CONST"):
+        return name not in str(item.argval)  # a text may spell it in many ways
+    if item.argval != name or any(kind in item.opname for kind in _LOCAL) or item.opname == "KW_NAMES":
+        return True
+    if _is_called(item):  # a list is not callable
+        return True
+    found = item.opname == "LOAD_ATTR" or (item.opname == "LOAD_GLOBAL" and not (item.arg or 0) & 1)
+    return found and _is_added_to(following, in_dict=in_dict)
+
+
+def _is_added_to(following: list[dis.Instruction], *, in_dict: bool) -> bool:
+    """True if these instructions add to the list that is loaded before them, or to that of one key of the dict."""
+    if in_dict:
+        if len(following) < 3 or following[0].opname not in _KEYS or following[1].opname not in _SUBSCRIPTS:
+            return False
+        following = following[2:]
+    return bool(following) and _is_called(following[0]) and following[0].argval in _ADDING
+
+
+def _is_called(item: dis.Instruction) -> bool:
+    """True if an attribute is loaded as a method, which is then called."""
+    return item.opname == "LOAD_METHOD" or (
+        _METHOD_IS_A_FLAG and item.opname == "LOAD_ATTR" and bool((item.arg or 0) & 1)
+    )
