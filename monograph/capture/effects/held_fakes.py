@@ -44,11 +44,15 @@ def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
     return forgotten
 
 
-def not_repeatable(label: str) -> CaptureError:
-    """The error for a place where a step leaves what no replay can make."""
+def not_repeatable(label: str, *, in_parts: bool = False) -> CaptureError:
+    """The error for a place where a step, or each micro-batch of one that runs `in_parts`, leaves what no replay can make."""
     return CaptureError(
-        f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",
-        hint="keep the tensors themselves there: in an attribute, a list, a tuple, a dict or a dataclass",
+        f"build() puts an object that holds tensors of the step into {label}, and no replay can do that"
+        + (" for each micro-batch" if in_parts else ""),
+        hint="return the tensor, which has a value for each micro-batch, and put it there after the call; or hold it in a "
+        "buffer of a module, which the micro-batches change one after the other: buffer.add_(loss.detach())"
+        if in_parts
+        else "keep the tensors themselves there: in an attribute, a list, a tuple, a dict or a dataclass",
     )
 
 
