@@ -268,3 +268,13 @@ def test_a_head_is_replaced_as_the_hint_says() -> None:
         return dict(net.state_dict())
 
     assert_same(trained(graph=False), trained(graph=True))
+
+
+def test_a_branch_that_each_parameter_has_is_named_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    step = mg.train_graph(model, nn.functional.mse_loss, torch.optim.RAdam(model.parameters()))
+    for _ in range(7):
+        step(torch.ones(2, 3), torch.zeros(2, 3))
+    reasons = [str(build.reason) for build in step.builds if "the branch" in str(build.reason)]
+    assert [reason.count("is no longer taken") for reason in reasons] == [1]
+    assert reasons[0].endswith("; and 3 more")
