@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from monograph.compat.fake_values import op_that_failed
 from monograph.compat.fakes import DATA_DEPENDENT, UNSUPPORTED_OP
 from monograph.compat.symbolic_numbers import is_overflow
 from monograph.distributed.zero import is_of_zero
@@ -64,6 +65,49 @@ _NESTED = (
     "build() makes a nested tensor, whose sizes are data",
     "compute with a padded tensor and a mask, or with a list of tensors",
 )
+_COUNTED = (
+    "nonzero(), which a boolean mask, argwhere() and torch.where(mask) call, has as many results as the step computes",
+    "keep the size: torch.where(mask, x, 0), and mask.sum() for how many there are; a mask that is made before the step can "
+    "be an argument",
+)
+_DISTINCT = (
+    "unique() has as many results as there are distinct values, which the step computes",
+    "keep the size: x.sort().values, in which torch.where(diff != 0, ...) of its diff() marks where another value begins; or "
+    "call it before the step",
+)
+_ASKED = (
+    "Python asked for the value of a tensor while the step was being captured",
+    "return it, and look at it outside of build(); or keep it a tensor: torch.where or torch.cond for a branch, "
+    "torch.clamp or torch.maximum for max(), padding for a boolean mask. A number to compute with can be tensor.item()",
+)
+_OF_VALUES: Mapping[str, tuple[str, str]] = {  # of ops of torch that ask for values: what to say, what to do
+    "nonzero": _COUNTED,
+    "index": _COUNTED,
+    "masked_select": (
+        "masked_select() has as many results as the step computes",
+        _COUNTED[1],
+    ),
+    "_unique2": _DISTINCT,
+    "unique_dim": _DISTINCT,
+    "unique_consecutive": _DISTINCT,
+    "bincount": (
+        "bincount() has as many results as the largest value says, which the step computes",
+        "with a number n of kinds that is fixed: torch.zeros(n, dtype=torch.long).index_add_(0, x, torch.ones_like(x)); with "
+        "torch.where(mask, 1, 0) in the place of the ones, it counts some",
+    ),
+    "repeat_interleave": (
+        "repeat_interleave() has as many results as the repeats add up to, which the step computes",
+        "give output_size=..., if the sum is fixed; else repeat each as often as the most, and torch.where(mask, x, 0)",
+    ),
+    "equal": (
+        "torch.equal() gives a bool of Python, and the step has not computed the values yet",
+        "(a == b).all() is a tensor, by which torch.where(it, x, y) chooses",
+    ),
+    "allclose": (
+        "torch.allclose() gives a bool of Python, and the step has not computed the values yet",
+        "torch.isclose(a, b).all() is a tensor, by which torch.where(it, x, y) chooses",
+    ),
+}
 _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python reads values: what to say, what to do
     os.path.join("torch", "nn", "utils", "rnn.py"): _PACKED,
     os.path.join("torch", "nn", "modules", "rnn.py"): _PACKED,
@@ -134,13 +178,8 @@ def translated(error: Exception, owned: Owned) -> Exception:
         for file, (message, hint) in _READ_IN_TORCH.items():
             if any(name.endswith(file) for name in read):
                 return DataDependentError(message, where=place, hint=hint)
-        read_here = DataDependentError(
-            "Python asked for the value of a tensor while the step was being captured",
-            where=place,
-            hint="return it, and look at it outside of build(); or keep it a tensor: torch.where or torch.cond for a branch, "
-            "torch.clamp or torch.maximum for max(), padding for a boolean mask. A number to compute with can be "
-            "tensor.item()",
-        )
+        message, hint = _OF_VALUES.get(op_that_failed(error), _ASKED)
+        read_here = DataDependentError(message, where=place, hint=hint)
         read_here.source = source_of(place)
         return read_here
     if type(error).__name__ == UNSUPPORTED_OP and "_nested_" in str(error):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import fx, nn
 
 from monograph.capture.effects.attribute_values import PutAgain
+from monograph.capture.effects.foreign_objects import check_micro_batches_alike
 from monograph.capture.effects.held_fakes import holds_numbers_alone, not_repeatable
 from monograph.capture.optimizers.autocast import about_kept_casts
 from monograph.capture.optimizers.on_parts import about_whole
@@ -79,8 +80,12 @@ def trace_step(
             "build() reseeds a random generator of torch, or draws from it outside of tensor ops",
             hint="seed before the step, not in build()",
         )
+    in_parts = request.settings.accumulation_steps > 1
     if changed := [*not_carried(step, changed), *step.effects.held]:
-        raise not_repeatable(changed[0], of_numbers=changed[0] in numbers | step.effects.numbers)
+        of_numbers = changed[0] in numbers | step.effects.numbers
+        raise not_repeatable(changed[0], of_numbers=of_numbers, in_parts=in_parts)
+    if in_parts:
+        check_micro_batches_alike(step.effects, [name for name in moved if name != "torch"])
     check_strict(step)
     notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
     if not request.settings.stages:
@@ -99,5 +104,6 @@ def _left_in_attributes(step: TracedStep) -> LeftInAttributes:
     made = values.made_lazily(reads) + exchanged
     known = {write.about for write in [*made, *only_put]}
     put_again = values.put_again(reads)
-    lost = [path for path in values.lost(reads) if path not in known]
+    in_parts = step.request.settings.accumulation_steps > 1
+    lost = [path for path in values.lost(reads, in_parts=in_parts) if path not in known]
     return LeftInAttributes(plain, moving, made, put_again, lost)

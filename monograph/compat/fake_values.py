@@ -256,3 +256,9 @@ def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
 
     with replaced(fakes.FakeTensor, "tolist", listed):
         yield
+
+
+def op_that_failed(error: BaseException) -> str:
+    """What: the op in an error of torch's fakes. Why: messages name it. Degraded path: ""."""
+    packet = getattr(getattr(error, "func", None), "overloadpacket", None)
+    return str(getattr(packet, "__name__", ""))

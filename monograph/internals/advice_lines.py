@@ -24,6 +24,16 @@ _OF_PARTS: Final = re.compile(
     r"\bhas (?:a new|no) (?:module|parameter|buffer)\b|^the module \S+ is new| changed from absent to a tensor"
 )
 _OF_KEYS: Final = re.compile(r"(\S+) has (?:a new|no) key ")
+_OF_LENGTH: Final = re.compile(r"the length of (\S+) changed|(\S+) has (?:a new|no) element ")
+_OF_OBJECTS: Final = re.compile(r" changed from (?:<\w+\.\w+: |\(|datetime\.)")  # of the constants among them
+_CONSTANT: Final = (
+    "each value of {place} has a build, and all stay: few values need nothing; what changes at each step can be a float or a "
+    "tensor among the arguments"
+)
+_LENGTH: Final = (
+    "each length of {place} has a build: what build() only appends can be returned, and appended after the call; the last "
+    "ones fit into a tensor of one size, such as a buffer: last.copy_(torch.cat([last[1:], loss.detach().view(1)]))"
+)
 _OF_CONTENT: Final = re.compile(r"the (?:content of|values in) (\S+) changed")
 _CONTENT: Final = (
     "each content of {place} has a build: read it before the call, and pass what it gives as an argument"
@@ -65,8 +75,15 @@ def _about_values(reason: Reason) -> str:
     if found := _OF_CONTENT.match(reason):
         about = _DRAWN if _PYTHONS_NUMBERS.match(found[1]) else _CONTENT
         return about.format(place=found[1])
+    if found := _OF_LENGTH.match(reason):
+        return _LENGTH.format(place=found[1] or found[2])
     if " changed from absent to " in reason:
-        return f"{reason.place} came with the first step: give it a value in __init__(), and there is no such build"
+        return (
+            f"{reason.place} was not there before: give it a value before the first call, as in __init__(), and there is no "
+            "such build"
+        )
+    if reason.what == "object" and _OF_OBJECTS.search(reason):
+        return _CONSTANT.format(place=reason.place)
     return _OF_VALUES.get(reason.what, _OF_VALUES["object"]).format(place=reason.place)
 
 

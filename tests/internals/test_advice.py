@@ -410,4 +410,4 @@ def test_an_attribute_that_the_first_step_makes(caplog: pytest.LogCaptureFixture
         graph(torch.ones(2, 4))
     assert len(graph.builds) == 2
     (line,) = lines(caplog)
-    assert "graph.total came with the first step: give it a value in __init__()" in line
+    assert "graph.total was not there before: give it a value before the first call, as in __init__()" in line

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,27 @@ def by_option(step: Any, out: torch.Tensor) -> torch.Tensor:
     return out * step.extra.scale  # type: ignore[no-any-return]
 
 
+class Way(Enum):
+    UP, DOWN = 2.0, 3.0
+
+
+def by_constant(step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * step.extra.value  # type: ignore[no-any-return]
+
+
+def by_items(step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * sum(step.extra)  # type: ignore[no-any-return]
+
+
+def by_attribute(step: Any, out: torch.Tensor) -> torch.Tensor:
+    return out * getattr(step.extra, "more", 1.0)  # type: ignore[no-any-return]
+
+
+def new_attribute(step: Any, index: int) -> None:
+    if index == 1:
+        step.extra.more = 2.0
+
+
 NOTHING_TO_DO = "one build serves all further values of graph.extra[1]: nothing to do"
 CASES: dict[str, tuple[Any, ...]] = {
     "momentum of a norm": (None, None, momentum, "the momentum of a norm", 4),
@@ -128,6 +151,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "numpy": (drawn_by_numpy, None, nothing, "before the call and pass it as an argument, or draw by torch.rand(())", 4),
     "a list replaced": (by_entry, [1.0, 2.0], set_extra(lambda value: [1.0, value]), NOTHING_TO_DO, 2),
     "an object replaced": (by_option, Options(2.0), set_extra(Options), "make it once and keep it there", 4),
+    "an enum": (by_constant, Way.UP, lambda step, index: setattr(step, "extra", list(Way)[index % 2]), "few values need nothing", 2),
+    "a list grows": (by_items, [1.0], lambda step, index: step.extra.append(2.0), "each length of graph.extra has a build", 4),
+    "a deque grows": (by_items, deque([1.0]), lambda step, index: step.extra.append(2.0), "each length of graph.extra has a build", 4),
+    "a set grows": (by_items, {0}, lambda step, index: step.extra.add(index), "each length of graph.extra has a build", 4),
+    "new attribute": (by_attribute, Options(2.0), new_attribute, "graph.extra.more was not there before", 2),
     "new key": (by_entries, {"a": 1.0}, new_key, "each set of keys of graph.extra has a build: keep its keys", 2),
 }  # fmt: skip
 
@@ -240,3 +268,13 @@ def test_a_head_is_replaced_as_the_hint_says() -> None:
         return dict(net.state_dict())
 
     assert_same(trained(graph=False), trained(graph=True))
+
+
+def test_a_branch_that_each_parameter_has_is_named_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    step = mg.train_graph(model, nn.functional.mse_loss, torch.optim.RAdam(model.parameters()))
+    for _ in range(7):
+        step(torch.ones(2, 3), torch.zeros(2, 3))
+    reasons = [str(build.reason) for build in step.builds if "the branch" in str(build.reason)]
+    assert [reason.count("is no longer taken") for reason in reasons] == [1]
+    assert reasons[0].endswith("; and 3 more")

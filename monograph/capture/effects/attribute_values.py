@@ -171,7 +171,7 @@ class AttributeValues:
             ):
                 yield change
 
-    def lost(self, reads: Reads) -> list[str]:
+    def lost(self, reads: Reads, *, in_parts: bool = False) -> list[str]:
         """Attributes that build() only sets, to what no replay can set again: objects that hold tensors of the step.
 
         Raises CaptureError if build() has read the attribute before: the next step would begin with something else than
@@ -194,7 +194,7 @@ class AttributeValues:
                 )
             asked = reads.was_asked_for(owner, name) or self.may_read_dict(table_of(owner), name)
             if asked and holds_fakes(value):
-                raise not_repeatable(change.path, of_numbers=holds_numbers_alone(value))
+                raise not_repeatable(change.path, of_numbers=holds_numbers_alone(value), in_parts=in_parts)
             lost.append(change.path)
         return lost
 

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 from monograph.capture.effects.held_fakes import holds_numbers_alone
 from monograph.capture.guards.objects import differences
@@ -21,6 +21,12 @@ from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError
 from monograph.state.threads import alone
+
+# what to write where each micro-batch would change a number or a container of Python
+BY_HAND: Final = (
+    "let a number be a buffer: self.register_buffer('n', torch.zeros(())) and self.n.add_(1); put what is in lists, dicts and other "
+    "objects there after the step, from what it returns; or accumulate by hand, with config.keep_gradients()"
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,15 @@ class Effect:
             value = self.after.get(key, ABSENT)
             if self.before.get(key, ABSENT) is not value:
                 self.source.restore(key, value)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if build() has read what it changed, so that once more gives something else."""
+        changed = {*self.before, *self.after}
+        return any(
+            key in self.source.recorded and self.before.get(key, ABSENT) is not self.after.get(key, ABSENT)
+            for key in changed
+        ) or isinstance(self.source, Content)
 
     @property
     def repeatable(self) -> bool:
@@ -86,6 +101,20 @@ def check_repeatable(effects: Iterable[Effects], doing: str) -> None:
             f"{doing}, and build() changes {lost}, which cannot be put back",
             hint="draw before the step, and pass what was drawn as an argument; random.Random, NumPy's generators and "
             "iterators over lists can be put back",
+        )
+
+
+def check_micro_batches_alike(effects: Effects, moved: Iterable[str] = ()) -> None:
+    """Raise CaptureError for what a later micro-batch would find otherwise than the first: the step is captured for one.
+
+    `moved` are the generators of Python and NumPy that the step draws from.
+    """
+    found = [effect.label for effect in effects.found if effect.goes_on]
+    if label := next(iter([*found, *effects.lost, *moved]), ""):
+        raise CaptureError(
+            f"build() reads and changes {label}: with gradient accumulation the second micro-batch would find another "
+            "value than the first",
+            hint=BY_HAND,
         )
 
 

@@ -53,13 +53,23 @@ def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
     return forgotten
 
 
-def not_repeatable(label: str, *, of_numbers: bool = False) -> CaptureError:
-    """The error for a place where a step leaves what no replay can make; `of_numbers` if that holds no tensors."""
+def not_repeatable(label: str, *, of_numbers: bool = False, in_parts: bool = False) -> CaptureError:
+    """The error for a place where a step leaves what no replay can make; `of_numbers` if that holds no tensors.
+
+    With `in_parts` each micro-batch of the step does so.
+    """
+    if in_parts:
+        what = "numbers that it reads out of tensors" if of_numbers else "an object that holds tensors"
+        return CaptureError(
+            f"build() puts {what} of the step into {label}, and no replay can do that for each micro-batch",
+            hint="return the tensor, which has a value for each micro-batch, and put it there after the call; or hold it in a "
+            "buffer of a module, which the micro-batches change one after the other: buffer.add_(loss.detach())",
+        )
     if of_numbers:
         return CaptureError(
             f"build() puts numbers that it reads out of tensors of the step into {label}, in a way that no replay can repeat",
-            hint="return the tensor, and keep its number after the step; without gradient accumulation build() may append() "
-            "to a list that it does not read, and move a list of fixed length in place: numbers.append(new); del numbers[0]",
+            hint="return the tensor, and keep its number after the step; build() may append() to a list that it does not "
+            "read, and move a list of fixed length in place: numbers.append(new); del numbers[0]",
         )
     return CaptureError(
         f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",

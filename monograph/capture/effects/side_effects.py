@@ -13,7 +13,7 @@ from monograph.capture.effects.arguments import NewContent
 from monograph.capture.effects.attribute_tensors import AttributeTensors
 from monograph.capture.effects.attribute_values import AttributeValues
 from monograph.capture.effects.attributes import Attributes
-from monograph.capture.effects.foreign_objects import Effect
+from monograph.capture.effects.foreign_objects import BY_HAND, Effect
 from monograph.capture.effects.gradients import gradients_left
 from monograph.capture.effects.identities import keep_identities, written_in_trace
 from monograph.capture.effects.module_state import ModuleState
@@ -117,8 +117,9 @@ class SideEffects:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
         targets = [state_output.target for state_output in self.state_outputs]
         begun = {(id(item.container), item.key) for item in targets if isinstance(item, (Assign, Part))}
-        moving = (write for write in self.values.moving(reads) if write.key != SYNCS_NEXT)
-        found = [write.about for write in moving]  # a wrapper's buffers are taken over once
+        # a wrapper's buffers are taken over once
+        numbers = [write for write in self.values.moving(reads) if write.key != SYNCS_NEXT]
+        found = [write.about for write in numbers]
         found += [
             f"{path}.{name}"
             for path, owner, _ in self.attributes.objects(reads)
@@ -130,9 +131,12 @@ class SideEffects:
         found += [slot.path for slot in buffers if (id(there(slot.container)), slot.key) in begun]
         found = [f"the attribute {path}" for path in found] + [effect.label for effect in self.structure]
         if found:
+            is_number = bool(numbers) and type(numbers[0].value) in (int, float, complex)
             raise CaptureError(
                 f"build() reads and changes {found[0]}: with gradient accumulation the second "
                 "micro-batch would find another value than the first",
-                hint="let it be a tensor of one shape from the start (register_buffer), or run the model once "
-                "before the first step",
+                hint=BY_HAND
+                if is_number
+                else "let it be a tensor of one shape from the start (register_buffer), or run the model once "
+                "before the first step, where that gives it its last value",
             )

@@ -17,7 +17,14 @@ from typing import Any
 from torch import nn
 
 from monograph.capture.guards.identities import identities
-from monograph.capture.guards.reasons import Order, cause_of, changed, entry_changed, hidden_changed
+from monograph.capture.guards.reasons import (
+    Order,
+    cause_of,
+    changed,
+    elements_changed,
+    entry_changed,
+    hidden_changed,
+)
 from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of
 from monograph.capture.guards.sources.c_attributes import KeptByC
 from monograph.capture.guards.sources.hidden import Probe
@@ -278,6 +285,8 @@ def _text(source: Source, key: Any, before: Any, after: Any) -> str:
         return changed(source.label, before, after)
     if isinstance(source, Content) and isinstance(source.content, dict):
         return entry_changed(source)
+    if isinstance(source, Content) and (before is ABSENT or after is ABSENT):
+        return elements_changed(source, before, after)
     return changed(source.item_label(key), before, after)
 
 

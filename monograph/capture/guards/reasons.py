@@ -152,6 +152,17 @@ def entry_changed(source: Content) -> str:
     return changed(f"{label}.{key}" if source.is_registry else f"{label}[{show(key)}]", old, new)
 
 
+def elements_changed(source: Content, before: Any, now: Any) -> str:
+    """That a list, a deque or a set has more elements, or fewer."""
+    if any(isinstance_of(source.content, kind) for kind in (set, frozenset)):
+        is_new = before is ABSENT
+        return (
+            f"{source.label} has {'a new' if is_new else 'no'} element {show(now if is_new else before)}"
+            + ("" if is_new else " any more")
+        )
+    return f"the length of {source.label} changed from {len(source.recorded)} to {len(source.now())}"
+
+
 def labels_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Values that are other ones now, by their labels, as sentences; or that their order is."""
     same_labels = True

@@ -125,7 +125,7 @@ class Readings:
         """The name of a reading and its value; without a name if it is the same at each step."""
         tracer = self.tracer
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
-        nodes = [traced_node(item, tracer) for item in tensors]
+        nodes = [traced_node(item, tracer) or self._outside(item) for item in tensors]
         known = [node for node in nodes if node is not None]
         if not self.allowed or len(known) < len(nodes) or any(item.is_complex() for item in tensors):
             return None
@@ -207,6 +207,11 @@ class Readings:
         with nothing_drawn(needed):
             values = evaluated(needed, tracer.root, given, apart)
         return RecordedPart(made, needed, values, bool(held) or any(map(draws, needed)))
+
+    def _outside(self, tensor: torch.Tensor) -> fx.Node | None:
+        """A node for a tensor from outside of build(), which has none before the first op on it."""
+        node: fx.Node | None = self.tracer.create_arg(tensor) if id(tensor) in self.inputs.free else None
+        return node
 
     def _is_fine(self, node: fx.Node) -> bool:
         return is_constant(node, self.tracer.root) or node.target in OPERATIONS or draws(node)

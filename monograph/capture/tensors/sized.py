@@ -82,6 +82,35 @@ def _repeats(readings: Readings, run: Run, repeats: torch.Tensor, *, output_size
     return run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})
 
 
+def _bincount(
+    readings: Readings, run: Run, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> Any:
+    if (
+        x.dim() != 1
+        or x.is_floating_point()
+        or minlength < 0
+        or (weights is not None and weights.shape != x.shape)
+    ):
+        return UNKNOWN
+    if x.numel() == 0:
+        return run(_aten.new_zeros.default, (x, (minlength,)), {"dtype": torch.int64})
+    largest = (_aten.amax.default,), (_aten.to.dtype, torch.int64), (_aten.add.Scalar, 1)
+    size = readings.ask((*largest, (_aten.clamp_min.default, minlength), ITEM), (x,))
+    if size is UNKNOWN:
+        return UNKNOWN
+    counted = run(_aten.all.default, (run(_aten.ge.Scalar, (x, 0), {}),), {})
+    run(_aten._assert_async.msg, (counted, "bincount only supports 1-d non-negative integral inputs."), {})
+    index = run(_aten._to_copy.default, (x,), {"dtype": torch.int64})
+    if weights is None:
+        kind = torch.int64
+        added = run(_aten.new_ones.default, (x, x.shape), {"dtype": kind})
+    else:
+        kind = torch.float32 if weights.dtype is torch.float32 else torch.float64
+        added = run(_aten._to_copy.default, (weights,), {"dtype": kind})
+    zeros = run(_aten.new_zeros.default, (x, (size,)), {"dtype": kind})
+    return run(_aten.index_add.default, (zeros, 0, index, added), {})
+
+
 def _plain_sizes(_readings: Readings, _run: Run, tensor: torch.Tensor) -> Any:
     """Code in C++ asks for numbers: each is one of this build, and no op is recorded for it."""
     return tuple(map(int, tensor.shape))
@@ -93,4 +122,5 @@ _SIZED: Mapping[Any, Callable[..., Any]] = {
     _aten.index.Tensor: _index,
     _aten.masked_select.default: _masked_select,
     _aten.repeat_interleave.Tensor: _repeats,
+    _aten.bincount.default: _bincount,
 }

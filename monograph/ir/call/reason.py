@@ -12,6 +12,7 @@ from typing import Any, Final, Self, TypeAlias
 import torch
 
 OF_GROUP: Final = re.compile(r"(optimizer\.\w+)/group(\d+)/(\w+)")  # the path of a hyperparameter
+_OF_PARAMETER: Final = re.compile(r"(?<=optimizer\.)\d+/[^\s()]+(?= as updated)")  # of the state of one
 FIXED: Final = re.compile(r"(.+) = (\S+)$")  # the condition that a number which could move stays what it is
 _NAMED: Final = 3
 _OF_OPTIMIZER: Final = re.compile(r"optimizer\.\w+/\S+ is (?:gone|new)$|the order of param groups")
@@ -131,7 +132,7 @@ def joined(reasons: Iterable[Reason], worded: Callable[[Reason], Reason] | None 
     for reason in reasons:
         if any(_says(known, reason) for known in found):
             continue
-        if len(found) < _NAMED:
+        if len(found) < _NAMED and not any(_is_like(known, reason) for known in found):
             found.append(reason)
         else:
             others.add(reason.cause if reason.cause in _OF_MANY else reason.place or str(reason))
@@ -150,6 +151,12 @@ def _says(known: Reason, reason: Reason) -> bool:
         reason.place == known.place or reason.place.startswith((f"{known.place}.", f"{known.place}["))
     )
     return inside or str(reason) == str(known)
+
+
+def _is_like(known: Reason, reason: Reason) -> bool:
+    """True for a branch that an optimizer has for each parameter, of another parameter."""
+    one, other = (_OF_PARAMETER.subn("", text) for text in (known, reason))
+    return known.startswith("the branch ") and one == other and one[1] > 0
 
 
 def caused(text: str | None, cause: Cause, place: str = "") -> Reason | None:
