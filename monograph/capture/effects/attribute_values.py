@@ -175,7 +175,7 @@ class AttributeValues:
         """Attributes that build() only sets, to what no replay can set again: objects that hold tensors of the step.
 
         Raises CaptureError if build() has read the attribute before: the next step would begin with something else than
-        in eager mode.
+        in eager mode. Also for a number that no replay can put there, as micro-batches have one each.
         """
         lost = []
         for change in self.attributes.changed(reads):
@@ -193,7 +193,7 @@ class AttributeValues:
                     hint="hold it in a buffer of a module, and add the tensor: buffer.add_(loss.detach())",
                 )
             asked = reads.was_asked_for(owner, name) or self.may_read_dict(table_of(owner), name)
-            if asked and holds_fakes(value):
+            if (asked and holds_fakes(value)) or is_symbolic(value):
                 raise not_repeatable(change.path, of_numbers=holds_numbers_alone(value), in_parts=in_parts)
             lost.append(change.path)
         return lost

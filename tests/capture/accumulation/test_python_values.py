@@ -127,3 +127,13 @@ def test_a_buffer_is_changed_by_each_micro_batch(shape, change):
         trails.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
     assert_same(*trails)
     assert len(step.builds) == 1
+
+
+def test_the_number_of_the_last_micro_batch_is_refused() -> None:
+    def change(self: Any, loss: torch.Tensor) -> None:
+        self.kept = loss.item()
+
+    step = graph(build, model=Kept(0.0, change))
+    step.config.set_gradient_accumulation_steps(PARTS)
+    with pytest.raises(mg.CaptureError, match=r"kept, and no replay can do that for each micro-batch"):
+        step(torch.randn(2 * PARTS, 4))
