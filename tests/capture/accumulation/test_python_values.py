@@ -133,7 +133,9 @@ def test_the_number_of_the_last_micro_batch_is_refused() -> None:
     def change(self: Any, loss: torch.Tensor) -> None:
         self.kept = loss.item()
 
-    step = graph(build, model=Kept(0.0, change))
+    model = Kept(0.0, change)
+    step = graph(build, model=model)
+    step.add_optimizer(sgd(model))
     step.config.set_gradient_accumulation_steps(PARTS)
     with pytest.raises(mg.CaptureError, match=r"kept, and no replay can do that for each micro-batch"):
         step(torch.randn(2 * PARTS, 4))
