@@ -160,7 +160,8 @@ def elements_changed(source: Content, before: Any, now: Any) -> str:
             f"{source.label} has {'a new' if is_new else 'no'} element {show(now if is_new else before)}"
             + ("" if is_new else " any more")
         )
-    return f"the length of {source.label} changed from {len(source.recorded)} to {len(source.now())}"
+    what = f"the length of {source.label}"
+    return change_text(what, str(len(source.recorded)), str(len(source.now()))) or f"{what} changed"
 
 
 def labels_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -23,10 +23,6 @@ LOOKS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "a path": ("a file", lambda x: x * (2 if STOP.exists() else 1)),
     "glob": ("a file", lambda x: x * len(glob.glob("no such file"))),
     "a frame": ("the frames of callers", lambda x: x * len(sys._getframe().f_code.co_name)),
-    "the state of a generator": (
-        "the state of torch's generator",
-        lambda x: x * float(torch.get_rng_state()[0]),
-    ),
     "a process": ("another process", lambda x: x * subprocess.call(["true"])),
 }
 

@@ -22,8 +22,6 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
-import torch
-
 from monograph.capture.guards.sources.attributes import isinstance_of
 from monograph.capture.guards.sources.code_names import CodeNames
 from monograph.user_code.files import is_installed_file, is_user_file
@@ -50,7 +48,7 @@ _UNGUARDED = {
         ("random bytes of the system", random.SystemRandom), ("random bytes of the system", uuid.uuid4),
         ("the frames of callers", sys._getframe), ("the frames of callers", inspect.currentframe),
         ("the frames of callers", inspect.stack), ("the handler of a signal", signal.getsignal),
-        ("the state of torch's generator", torch.get_rng_state), ("the thread", threading.current_thread),
+        ("the thread", threading.current_thread),
     )
 }  # fmt: skip
 
