@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 from torch import fx
@@ -37,7 +37,7 @@ from monograph.compat.fakes import (
 from monograph.compat.ops import is_custom
 from monograph.compat.tensors import planned_device
 from monograph.distributed.names import share_names
-from monograph.errors import CaptureError, MonographError, first_line
+from monograph.errors import MonographError, capture_error_of, first_line
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
 from monograph.ir.meta import origin
@@ -179,12 +179,30 @@ def _prepare_scaler(owned: Owned) -> None:
 
 
 def _check_dtypes(graph: fx.Graph) -> None:
-    """Raise CaptureError for an op that eager mode refuses for the dtypes of its tensors."""
+    """Raise CaptureError for an op that eager mode refuses for the dtypes of its tensors, as an error of that kind."""
     for node in graph.nodes:
         if dtypes := refused_dtypes(node):
             names = " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise CaptureError(
-                f"{short_target(node.target)} gets tensors of {names}, and takes one dtype, as in eager mode",
+            error = _error_of_kernel(node)
+            raise capture_error_of(error)(
+                f"{short_target(node.target)} gets tensors of {names}, and takes one dtype; {first_line(error)}",
                 where=origin(node),
                 hint="convert the arguments before the call, as x.float() does, or the model by model.to(dtype)",
             )
+
+
+def _error_of_kernel(node: fx.Node) -> Exception:
+    """What the op raises for its arguments in eager mode."""
+
+    def zeros(item: fx.Node) -> Any:
+        value = item.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+
+    target: Any = node.target
+    try:
+        target(*fx.map_arg(node.args, zeros), **fx.map_arg(dict(node.kwargs), zeros))
+    except Exception as error:
+        return error
+    return RuntimeError("mixed dtypes")

@@ -18,7 +18,7 @@ from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
-from monograph.compat.distributed.fully_shard import put_back_shards
+from monograph.compat.distributed.fully_shard import may_have_shards, put_back_shards
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, Builds, compile_step
 from monograph.errors import CaptureError, DefinitionError, TornStateError
@@ -175,7 +175,8 @@ class Internals:
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call with its key. Modules that an eager forward has left whole are in parts again."""
-        put_back_shards(self.registry.modules().values())
+        if may_have_shards():
+            put_back_shards(self.registry.modules().values())
         settings, gradients = self.settings, None
         if settings.keep_gradients:
             gradients = gradient_forms(kept_parameters(self.owned(), settings))

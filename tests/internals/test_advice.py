@@ -309,8 +309,7 @@ def test_each_cause_is_said_aloud_once(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_each_cause_has_a_line() -> None:
-    step = Step()
-    call = internals_of(step).read((x(),), {})
+    call = internals_of(Step()).read((x(),), {})
     for cause in set(Cause) - {Cause.FIRST, Cause.OTHER, Cause.COUNTED, Cause.OFTEN}:
         assert advice(Reason("a reason", cause, "place", sizes=(("place", (0,)),)), call), cause
 

@@ -111,11 +111,16 @@ def check_micro_batches_alike(effects: Effects, moved: Iterable[str] = ()) -> No
     """
     found = [effect.label for effect in effects.found if effect.goes_on]
     if label := next(iter([*found, *effects.lost, *moved]), ""):
-        raise CaptureError(
-            f"build() reads and changes {label}: with gradient accumulation the second micro-batch would find another "
-            "value than the first",
-            hint=BY_HAND,
-        )
+        raise not_alike(label, BY_HAND)
+
+
+def not_alike(label: str, hint: str) -> CaptureError:
+    """The error for what a later micro-batch would find otherwise than the first."""
+    return CaptureError(
+        f"build() reads and changes {label}: with gradient accumulation the second micro-batch would find another "
+        "value than the first",
+        hint=hint,
+    )
 
 
 def undo_effects(

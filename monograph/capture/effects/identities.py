@@ -44,9 +44,18 @@ def keep_identities(
         if item.place is not None and isinstance(item.target, Copy):
             waiting.setdefault((id(item.place.container), item.place.key), []).append(index)
 
+    owners: dict[int, set[int]] = {}
+    for real, fake in inputs.by_real.items():
+        owners.setdefault(_memory_of(fake), set()).add(real)
+
+    def shown_by(value: torch.Tensor) -> set[int]:
+        """The ids of the tensors from outside on whose memory a tensor of the trace is."""
+        itself = inputs.real_of(value)
+        return {id(itself)} if itself is not None else owners.get(_memory_of(value), set())
+
     def shows(item: StateOutput) -> bool:
         assert isinstance(item.target, Copy)
-        old, shown = item.target.tensor, _shown_by(item.value, inputs)
+        old, shown = item.target.tensor, shown_by(item.value)
         changed = is_written(inputs.fake(old)) or (shown and is_written(item.value))
         is_view = inputs.real_of(item.value) is None
         return changed or id(old) in elsewhere or (is_view and not shown.isdisjoint(elsewhere))
@@ -58,33 +67,27 @@ def keep_identities(
             items = [state_outputs[index] for index in indexes]
             kept += [item.place for item in items[:1] if item.place is not None]
             elsewhere |= {id(inputs.real_of(item.value)) for item in items}
-            _check_no_state_on_state(items, inputs)
+            _check_no_state_on_state(
+                [item for item in items if inputs.real_of(item.value) is None and shown_by(item.value)],
+                inputs,
+            )
             for index, item in zip(indexes, _put(items, inputs), strict=True):
                 state_outputs[index] = replace(item, path=f"{item.path}.next", place=None)
     return kept
 
 
-def _check_no_state_on_state(items: list[StateOutput], inputs: Inputs) -> None:
+def _check_no_state_on_state(views: list[StateOutput], inputs: Inputs) -> None:
     """Raise CaptureError for a view in the place of a tensor that the step is given: the next one would be given both."""
     tracer = current_tracer()
-    for item in items:
+    for item in views:
         assert isinstance(item.target, Copy)
         before = inputs.fake(item.target.tensor)
         node, known = traced_node(before, tracer), inputs.by_fake.get(id(before))
-        is_given = (node is not None and node.users) or (known is not None and known.role is Role.BUFFER)
-        if is_given and inputs.real_of(item.value) is None and _shown_by(item.value, inputs):
+        if (node is not None and node.users) or (known is not None and known.role is Role.BUFFER):
             raise CaptureError(
                 f"build() puts a view of another tensor into {item.path}, and changes one of the two in place",
                 hint="put the tensor itself there, or a copy: view.clone()",
             )
-
-
-def _shown_by(value: torch.Tensor, inputs: Inputs) -> set[int]:
-    """The ids of the tensors from outside on whose memory a tensor of the trace is."""
-    if (itself := inputs.real_of(value)) is not None:
-        return {id(itself)}
-    memory = _memory_of(value)
-    return {real for real, fake in inputs.by_real.items() if _memory_of(fake) == memory}
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

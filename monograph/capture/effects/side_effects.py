@@ -13,7 +13,7 @@ from monograph.capture.effects.arguments import NewContent
 from monograph.capture.effects.attribute_tensors import AttributeTensors
 from monograph.capture.effects.attribute_values import AttributeValues
 from monograph.capture.effects.attributes import Attributes
-from monograph.capture.effects.foreign_objects import BY_HAND, Effect
+from monograph.capture.effects.foreign_objects import BY_HAND, Effect, not_alike
 from monograph.capture.effects.gradients import gradients_left
 from monograph.capture.effects.identities import keep_identities, written_in_trace
 from monograph.capture.effects.module_state import ModuleState
@@ -25,7 +25,6 @@ from monograph.capture.guards.sources.overlay import Overlay, real_attributes_of
 from monograph.capture.guards.sources.reads import Reads
 from monograph.capture.tensors.fakes import Inputs
 from monograph.distributed.replicas import SYNCS_NEXT
-from monograph.errors import CaptureError
 from monograph.ir.call.tree import LEAF, Tree
 from monograph.ir.graph_signature import Assign, Part, Refill, Result
 from monograph.ir.port import Role
@@ -132,11 +131,8 @@ class SideEffects:
         found = [f"the attribute {path}" for path in found] + [effect.label for effect in self.structure]
         if found:
             is_number = bool(numbers) and type(numbers[0].value) in (int, float, complex)
-            raise CaptureError(
-                f"build() reads and changes {found[0]}: with gradient accumulation the second "
-                "micro-batch would find another value than the first",
-                hint=BY_HAND
-                if is_number
-                else "let it be a tensor of one shape from the start (register_buffer), or run the model once "
-                "before the first step, where that gives it its last value",
+            of_one_shape = (
+                "let it be a tensor of one shape from the start (register_buffer), or run the model once "
+                "before the first step, where that gives it its last value"
             )
+            raise not_alike(found[0], BY_HAND if is_number else of_one_shape)

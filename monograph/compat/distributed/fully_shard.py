@@ -94,13 +94,17 @@ def is_sharded_module(module: nn.Module) -> bool:
     return kind is not None and isinstance(module, kind)
 
 
+def may_have_shards() -> bool:
+    """True in a process in which `fully_shard` can have been called."""
+    return "torch.distributed.fsdp" in sys.modules and has_group()
+
+
 def put_back_shards(roots: Iterable[nn.Module]) -> None:
     """Let modules have their DTensors, if their last forward has left whole parameters there."""
-    if "torch.distributed.fsdp" in sys.modules and has_group():
-        for module in (inner for root in roots for inner in root.modules()):
-            if is_sharded_module(module):
-                reshard: Any = module.reshard
-                reshard()
+    for module in (inner for root in roots for inner in root.modules()):
+        if is_sharded_module(module):
+            reshard: Any = module.reshard
+            reshard()
 
 
 def unknown_wishes(module: Any) -> str:

@@ -169,8 +169,9 @@ def test_a_shape_that_cannot_be_is_told_with_both_shapes() -> None:
 def test_a_dtype_that_cannot_be_is_told_with_both() -> None:
     step = graph(lambda self, x: self.model(x), model=net())
     step(torch.ones(2, 3))
-    with pytest.raises(SignatureError, match="float32 and float64") as caught:
+    with pytest.raises(SignatureError, match="Double and Float") as caught:
         step(torch.ones(2, 3, dtype=torch.float64))
+    assert isinstance(caught.value, RuntimeError)
     assert "argument x is a tensor (2, 3) float64" in caught.value.hint
     assert "built for a tensor (2, 3) float32" in caught.value.hint
 
