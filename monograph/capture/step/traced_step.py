@@ -345,6 +345,6 @@ class TracedStep:
         contents = {id(live): saved for _, live, saved in self.snapshot.containers}
         effects.tensors.collect_containers(reads, contents)
         self.optimizers.collect_writes(effects.state_outputs)
-        if self._begun.micro is None:
-            with self._watch.off():
-                self.objects.collect(reads, self.snapshot.covered)
+        micro_batches = self.request.settings.accumulation_steps
+        with self._watch.off():
+            self.objects.collect(reads, self.snapshot.covered, micro_batches)

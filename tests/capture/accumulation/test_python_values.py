@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[..., Any], str]] = {
     "an entry of a defaultdict": (lambda: defaultdict(int), count_inside("n"), "register_buffer"),
     "an item of a list": (lambda: [0], count_inside(0), "register_buffer"),
     "an attribute of an object": (lambda: SimpleNamespace(n=0), count_of_object, "register_buffer"),
-    "a list of numbers": (list, lambda self, _: self.kept.append(1), "after the step"),
+    "a list that it reads": (list, lambda self, _: self.kept.append(len(self.kept)), "after the step"),
     "a deque": (deque, lambda self, _: self.kept.append(1), "after the step"),
     "a set": (set, lambda self, _: self.kept.add(len(self.kept)), "after the step"),
     "an iterator": (itertools.count, lambda self, _: next(self.kept), "after the step"),
@@ -92,6 +92,26 @@ def test_what_each_micro_batch_changes_is_refused(name):
         step(torch.ones(6, 4))
     assert hint in caught.value.hint
     assert "run the model once" not in caught.value.hint
+
+
+def test_each_micro_batch_adds_the_same_constants_to_a_list():
+    kept = []
+    for eager in (True, False):
+        shapes: list[Any] = []
+        model = Kept(shapes, lambda self, loss: self.kept.extend([loss.shape, "seen"]))
+        step = graph(build, model=model)
+        step.add_optimizer(sgd(model))
+        step.config.set_gradient_accumulation_steps(PARTS)
+        for x in torch.ones(3, 6, 4):
+            if eager:
+                for part in x.chunk(PARTS):
+                    model(part)
+            else:
+                step(x)
+        kept.append(shapes)
+        assert len(step.builds) == (0 if eager else 1)
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 2 * 3 * PARTS
 
 
 def roll(self: Any, loss: torch.Tensor) -> None:

@@ -354,6 +354,6 @@ def test_a_step_that_keeps_numbers_is_verified_and_goes_on() -> None:
 def test_in_micro_batches_they_are_refused() -> None:
     graph = Step(an_attribute)
     graph.config.set_gradient_accumulation_steps(2)
-    with pytest.raises(mg.CaptureError, match=r"goes on from model\.mean"):
+    with pytest.raises(mg.CaptureError, match=r"model\.\w+, and no replay can do that for each micro-batch"):
         graph(torch.ones(4, 4))
     assert told(graph.books) == told(Books())

@@ -36,7 +36,7 @@ _NOTHING = object()
 class Growth:
     """What a step adds to a list. Those of `items` that the step computes come there when it has run.
 
-    Where a tuple, list or dict is added, `records` has it.
+    Where a tuple, list or dict is added, `records` has it. Each of the micro-batches of a step adds the same.
     """
 
     label: str
@@ -44,12 +44,13 @@ class Growth:
     items: list[Any]
     computed: frozenset[int]
     records: Mapping[int, Record]
+    micro_batches: int = 1
 
     def apply(self) -> None:
         """As after the step."""
         for index, record in self.records.items():
             self.items[index] = record.made()
-        list.extend(self.content, self.items)
+        list.extend(self.content, self.items * self.micro_batches)
         for index in self.computed:
             self.items[index] = None
 
@@ -147,6 +148,17 @@ def collect_growth(
             values[at] = None
         grown.found.append(Growth(source.label, content, values, computed, records))
         del content[len(content) - len(added) :]
+    return grown
+
+
+def collect_constant_growth(reach: Reach, overlay: Overlay, micro_batches: int) -> Grown:
+    """Take what a micro-batch added out of the lists to which it added constants alone: the others add the same."""
+    grown = Grown([], [], [])
+    for source, added in grown_lists(reach):
+        content = source.content
+        if overlay.of(content) is content and all(map(is_immutable, added)):
+            grown.found.append(Growth(source.label, content, added, frozenset(), {}, micro_batches))
+            del content[len(content) - len(added) :]
     return grown
 
 

@@ -13,7 +13,7 @@ from monograph.capture.effects.python_objects.changed_numbers import (
     numbers_put,
 )
 from monograph.capture.effects.python_objects.counters import Counters, is_number
-from monograph.capture.effects.python_objects.growth import Grown, collect_growth
+from monograph.capture.effects.python_objects.growth import Grown, collect_constant_growth, collect_growth
 from monograph.capture.effects.python_objects.number_places import Place, is_known, value_before
 from monograph.capture.effects.python_objects.records import SetRecord
 from monograph.capture.effects.python_objects.stored import StoredThings, collect_stored
@@ -49,8 +49,14 @@ class LeftInObjects:
         self.grown = Grown([], [], [])  # lists that this step only adds to
         self.stored = StoredThings()  # tensors in objects outside
 
-    def collect(self, reads: Reads, covered: Set[int]) -> None:
-        """To be called when the step has run. `covered` are the ids of the containers that others put back."""
+    def collect(self, reads: Reads, covered: Set[int], micro_batches: int = 1) -> None:
+        """To be called when the step has run. `covered` are the ids of the containers that others put back.
+
+        With several micro-batches only what they all do alike is taken; the rest stays, and is refused.
+        """
+        if micro_batches > 1:
+            self.grown = collect_constant_growth(self._reach, self._overlay, micro_batches)
+            return
         outputs = self._side_effects.state_outputs
         found = self._numbers_written(reads)
         put = list(self._side_effects.values.only_put(reads))
