@@ -193,14 +193,13 @@ class Retraces:
         With `as_plain` it must do what it does with the plain numbers that are there now.
         """
         step = last.step
-        lost, numbers = {*step.side_effects.values.lost(step.reads)}, Counters(places)
+        numbers = Counters(places)
         touched = step.snapshot.random.touched
         try:
             counted = self._again(step, step.still, step.known_counters, numbers)
             graph = counted.record()
             numbers.check(counted.reach, counted.effects, step.effects, counted.objects.overwritten)
-            if more := {*counted.side_effects.values.lost(counted.reads)} - lost:
-                raise Uncounted(more.pop())
+            counted.side_effects.values.check_put(counted.reads)
             numbers.remove()
             if left := not_carried(counted, counted.snapshot.changed_containers()):
                 raise Uncounted(left[0])

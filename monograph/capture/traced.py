@@ -35,7 +35,6 @@ class LeftInAttributes:
     moving: list[Write]  # at each step another number
     made: list[Write]  # at the first step, or each time something else: no replay does it again
     put_again: PutAgain
-    lost: list[str]  # what is neither tensor nor plain value
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def trace_step(
     if in_parts:
         check_micro_batches_alike(step.effects, [name for name in moved if name != "torch"])
     check_strict(step)
-    notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
+    notes = notes_of(step, moved, why_still=recording.why_still)
     if not request.settings.stages:
         notes += about_lonely(recording.graph.graph, request.owned, step.replicas, step.averaged.ran)
     notes += about_whole(request.owned)
@@ -100,10 +99,7 @@ def _left_in_attributes(step: TracedStep) -> LeftInAttributes:
     values, reads = step.side_effects.values, step.reads
     plain = values.kept(reads)
     moving = values.moving(reads) + step.objects.writes
-    exchanged, only_put = values.exchanged(reads)
-    made = values.made_lazily(reads) + exchanged
-    known = {write.about for write in [*made, *only_put]}
+    made = values.made_lazily(reads) + values.exchanged(reads)[0]
     put_again = values.put_again(reads)
-    in_parts = step.request.settings.accumulation_steps > 1
-    lost = [path for path in values.lost(reads, in_parts=in_parts) if path not in known]
-    return LeftInAttributes(plain, moving, made, put_again, lost)
+    values.check_put(reads, in_parts=step.request.settings.accumulation_steps > 1)
+    return LeftInAttributes(plain, moving, made, put_again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,20 +102,21 @@ class AttributeTensors:
 
     # --- containers ------------------------------------------------------------------------------------------------
 
-    def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
-        """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.
+    def collect_containers(self, reads: Reads, contents: Mapping[int, Any], known: Set[int]) -> None:
+        """Tensors that build() put into lists, tuples, dicts and new objects: `self.hidden = (h, c)`.
 
-        `contents` has what containers held before, by their id.
+        `contents` has what containers held before, by their id; `known` are the ids of those that were there.
         """
         for path, owner, before in self.attributes.objects(reads):
             for name, value in self.attributes.public(owner).items():
                 old = before.get(name, NOTHING)
-                if value is not old and (id(owner), name) not in reads.written:
-                    continue
+                is_put = value is not old
+                if is_put and ((id(owner), name) not in reads.written or was_there(value, known)):
+                    continue  # what is in one that was there is looked after by itself
                 leaves: list[Any] = []
-                tree = flatten(value, leaves)
+                tree = flatten(value, leaves, () if is_put else None)
                 if tree != LEAF and any(map(is_fake, leaves)):
-                    target = None if value is old else Assign(real_attributes_of(owner), name)
+                    target = Assign(real_attributes_of(owner), name) if is_put else None
                     former = _former(old, contents)
                     self._collect_container(f"{path}.{name}", tree, leaves, value, former, target)
 
@@ -163,6 +164,12 @@ class AttributeTensors:
             for item in containers_in(value)
         }
         return found - self._done
+
+
+def was_there(value: Any, known: Set[int]) -> bool:
+    """True for a container or an object that is older than the step, whose ids of containers are `known`."""
+    attributes = real_attributes_of(value)
+    return id(value if attributes is None else attributes) in known
 
 
 def containers_in(value: Any) -> Iterator[Any]:

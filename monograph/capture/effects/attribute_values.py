@@ -122,11 +122,11 @@ class AttributeValues:
                 yield real_attributes_of(change.owner), change.name, change.path, change.value
 
     def only_put(self, reads: Reads) -> Iterator[Changed]:
-        """Attributes that build() set to a list, tuple or dict without asking for them, and that no others look after."""
+        """Attributes that build() set to a container or another object without asking for them, and that no others look after."""
         for change in self.attributes.changed(reads):
             owner, name = change.owner, change.name
             if (
-                type(change.value) in (tuple, list, dict)
+                _is_object(change.value)
                 and (id(owner), name) in reads.written
                 and change.path not in self.carried
                 and real_attributes_of(owner) is not None
@@ -171,13 +171,11 @@ class AttributeValues:
             ):
                 yield change
 
-    def lost(self, reads: Reads, *, in_parts: bool = False) -> list[str]:
-        """Attributes that build() only sets, to what no replay can set again: objects that hold tensors of the step.
+    def check_put(self, reads: Reads, *, in_parts: bool = False) -> None:
+        """Raise CaptureError for an attribute that build() sets to what no replay can make.
 
-        Raises CaptureError if build() has read the attribute before: the next step would begin with something else than
-        in eager mode. Also for a number that no replay can put there, as micro-batches have one each.
+        That are objects that hold tensors of the step, and numbers where micro-batches have one each (`in_parts`).
         """
-        lost = []
         for change in self.attributes.changed(reads):
             owner, name, value = change.owner, change.name, change.value
             if (
@@ -192,11 +190,8 @@ class AttributeValues:
                     f"build() goes on from {change.path}, and sets it to a number that it reads out of a tensor of the step",
                     hint="hold it in a buffer of a module, and add the tensor: buffer.add_(loss.detach())",
                 )
-            asked = reads.was_asked_for(owner, name) or self.may_read_dict(table_of(owner), name)
-            if (asked and holds_fakes(value)) or is_symbolic(value):
+            if holds_fakes(value) or is_symbolic(value):
                 raise not_repeatable(change.path, of_numbers=holds_numbers_alone(value), in_parts=in_parts)
-            lost.append(change.path)
-        return lost
 
 
 def _write(change: Changed) -> Write:

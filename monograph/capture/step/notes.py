@@ -22,9 +22,9 @@ def check_strict(step: TracedStep) -> None:
         )
 
 
-def notes_of(step: TracedStep, moved: Sequence[str], lost: Sequence[str], *, why_still: str) -> list[str]:
-    """One sentence for each. `moved` are random generators, `lost` attributes whose values no replay puts there."""
-    notes = [*_draws(moved), *_not_replayed(lost), *_repeated(step.effects)]
+def notes_of(step: TracedStep, moved: Sequence[str], *, why_still: str) -> list[str]:
+    """One sentence for each. `moved` are random generators."""
+    notes = [*_draws(moved), *_repeated(step.effects)]
     if step.still:
         names = ", ".join(sorted(step.still))
         notes.append(
@@ -47,13 +47,6 @@ def notes_of(step: TracedStep, moved: Sequence[str], lost: Sequence[str], *, why
 def _draws(moved: Sequence[str]) -> Iterator[str]:
     drawing = "build() draws" if alone() else "build() or another thread draws"
     yield from (f"{drawing} from {name}: the numbers drawn at capture are constants" for name in moved)
-
-
-def _not_replayed(lost: Sequence[str]) -> Iterator[str]:
-    yield from (
-        f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed"
-        for path in lost
-    )
 
 
 def _repeated(effects: Effects) -> list[str]:

@@ -343,7 +343,7 @@ class TracedStep:
         effects.collect_structure(reads)
         effects.collect_tensor_attributes(self.reach.stored)
         contents = {id(live): saved for _, live, saved in self.snapshot.containers}
-        effects.tensors.collect_containers(reads, contents)
+        effects.tensors.collect_containers(reads, contents, self.reach.containers)
         self.optimizers.collect_writes(effects.state_outputs)
         micro_batches = self.request.settings.accumulation_steps
         with self._watch.off():

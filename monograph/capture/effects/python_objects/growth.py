@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monograph.capture.effects.attribute_tensors import was_there
 from monograph.capture.effects.attributes import Changed, table_of
 from monograph.capture.effects.python_objects.only_added import DICTS, is_only_added_to
 from monograph.capture.effects.python_objects.records import (
@@ -36,7 +37,7 @@ _NOTHING = object()
 class Growth:
     """What a step adds to a list. Those of `items` that the step computes come there when it has run.
 
-    Where a tuple, list or dict is added, `records` has it. Each of the micro-batches of a step adds the same.
+    Where a container or an object is added, `records` has it. Each of the micro-batches of a step adds the same.
     """
 
     label: str
@@ -94,7 +95,7 @@ class Grown:
     writes: list[Write]
 
     def add_record(self, change: Changed, written: Written) -> None:
-        """One attribute more that each step sets to a list, tuple or dict."""
+        """One attribute more that each step sets to a container or an object."""
         record, writes, outputs = record_of(change.value, change.path, written)
         self.found.append(SetRecord(change.path, table_of(change.owner), change.name, record))
         self.writes += writes
@@ -111,7 +112,7 @@ def collect_growth(
 ) -> Grown:
     """Take what was added out of the lists again. `written` makes the write of a number that moves.
 
-    `put` are attributes that the step sets to a list, tuple or dict, and does not read.
+    `put` are attributes that the step sets to a container or an object, and does not read.
     """
     grown = Grown([], [], [])
     _take_new_entries(reach, overlay, written, grown)
@@ -120,12 +121,17 @@ def collect_growth(
     own = {storage_key(item) for item in given if has_memory(item)}
     places = Counter(changeable([*(item for _, added in longer for item in added), *(c.value for c in put)]))
     shared = {item for item, count in places.items() if count > 1}  # one object at two places would be two
+    known = reach.containers if longer or put else set()
     for change in put:
-        if is_record(change.value, own) and shared.isdisjoint(changeable([change.value])):
+        if (
+            is_record(change.value, own)
+            and not was_there(change.value, known)
+            and shared.isdisjoint(changeable([change.value]))
+        ):
             grown.add_record(change, written)
     for source, added in longer:
         content = source.content
-        if overlay.of(content) is not content or not all(_can_be_added(item, own) for item in added):
+        if overlay.of(content) is not content or any(not _can_be_added(item, own, known) for item in added):
             continue
         if not shared.isdisjoint(changeable(added)):
             continue
@@ -194,6 +200,8 @@ def _writes_of(numbers: dict[Any, Any], key: Any, label: str, value: Any, writte
     ]
 
 
-def _can_be_added(item: Any, own: set[int]) -> bool:
+def _can_be_added(item: Any, own: set[int], known: set[int]) -> bool:
     """True for plain values, and for new numbers and tensors that nothing else shows, by themselves or in a record."""
-    return is_immutable(item) or is_moving(item) or is_record(item, own) or is_new_tensor(item, own)
+    if is_immutable(item) or is_moving(item) or is_new_tensor(item, own):
+        return True
+    return is_record(item, own) and not was_there(item, known)

@@ -1,4 +1,4 @@
-"""Tuples, lists and dicts of plain values in which some are computed by the step: numbers out of tensors, and new tensors."""
+"""Containers and objects of plain values in which some are computed by the step: numbers out of tensors, and new tensors."""
 
 from __future__ import annotations
 
@@ -53,14 +53,13 @@ class SetRecord:
 
 
 def is_record(item: Any, own: Collection[int]) -> bool:
-    """True for a tuple, list or dict of plain values and of others that the step computes.
+    """True for a container of plain values and of others that the step computes, and for an object with such attributes.
 
     New tensors are those whose memory is not among `own`; each has memory of its own.
     """
-    if type(item) not in (tuple, list, dict):
-        return False
     leaves: list[Any] = []
-    flatten(item, leaves)
+    if flatten(item, leaves, ()) == LEAF:
+        return False
     tensors = [leaf for leaf in leaves if is_new_tensor(leaf, own)]
     known = [is_moving(leaf) or is_immutable(leaf) for leaf in leaves]
     is_computed = bool(tensors) or any(map(is_moving, leaves))
@@ -81,7 +80,7 @@ def has_memory(item: Any) -> bool:
 def record_of(item: Any, label: str, written: Written) -> tuple[Record, list[Write], list[StateOutput]]:
     """One as a record, and what the program must compute for it."""
     leaves: list[Any] = []
-    tree = flatten(item, leaves)
+    tree = flatten(item, leaves, ())
     assert tree != LEAF
     computed = [index for index, leaf in enumerate(leaves) if is_moving(leaf) or is_fake(leaf)]
     writes, outputs = [], []

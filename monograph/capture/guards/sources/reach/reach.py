@@ -94,6 +94,11 @@ class Reach:
         return self._recorded.sources
 
     @property
+    def containers(self) -> set[int]:
+        """The ids of lists and dicts that were there before, among them those of attributes."""
+        return {id(source.container()) for source in self.sources}
+
+    @property
     def names(self) -> set[str]:
         """The names that count; more come while code runs."""
         return self._recorded.names

@@ -1,0 +1,151 @@
+"""Objects with tensors that a step puts into attributes: after each step there is what eager mode puts there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+
+TABLE: dict[str, Any] = {}
+
+
+class Stats:
+    """Tensors and plain values, as a model keeps those of its last forward."""
+
+    def __init__(self, mean: Any, count: int = 0) -> None:
+        self.mean, self.count = mean, count
+
+
+@dataclass
+class Row:
+    mean: float
+    count: int
+
+
+class Pair(NamedTuple):
+    mean: Any
+    count: Any
+
+
+OLD = Stats(0.0)
+
+
+class Model(nn.Module):
+    """Puts something into `kept`."""
+
+    def __init__(self, put: Callable[[Any, torch.Tensor], None]) -> None:
+        super().__init__()
+        self.fc, self.kept, self.put = nn.Linear(3, 3), None, put
+        self.rows: list[Any] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.fc(x).square().mean()
+        self.put(self, loss.detach())
+        return loss
+
+
+def a_new_one(self: Any, loss: torch.Tensor) -> None:
+    self.kept = Stats(loss, 3)
+
+
+def a_namespace(self: Any, loss: torch.Tensor) -> None:
+    self.kept = SimpleNamespace(mean=loss)
+
+
+def a_dataclass_of_numbers(self: Any, loss: torch.Tensor) -> None:
+    self.kept = Row(loss.item(), 3)
+
+
+def a_named_tuple_of_numbers(self: Any, loss: torch.Tensor) -> None:
+    self.kept = Pair(loss.item(), 3)
+
+
+def more_and_more(self: Any, loss: torch.Tensor) -> None:
+    self.rows.append(Stats(loss))
+    self.rows.append(Row(loss.item(), 2))
+    self.rows.append(Pair(loss.item(), loss))
+
+
+def in_one_another(self: Any, loss: torch.Tensor) -> None:
+    self.kept = Stats({"parts": [loss, Stats(loss * 2)]})
+
+
+def in_a_list(self: Any, loss: torch.Tensor) -> None:
+    self.kept = [Stats(loss), Stats(loss * 2)]
+
+
+def one_that_goes_on(self: Any, loss: torch.Tensor) -> None:
+    before = Stats(torch.zeros(()), 0) if self.kept is None else self.kept
+    self.kept = Stats(before.mean * 0.9 + loss, 1)
+
+
+def one_of_before(self: Any, loss: torch.Tensor) -> None:
+    OLD.mean = loss
+    self.kept = OLD
+
+
+def a_dict_of_before(self: Any, loss: torch.Tensor) -> None:
+    TABLE["mean"] = loss
+    self.kept = TABLE
+
+
+PUTS = [
+    a_new_one,
+    a_namespace,
+    a_dataclass_of_numbers,
+    a_named_tuple_of_numbers,
+    more_and_more,
+    in_one_another,
+    in_a_list,
+    one_that_goes_on,
+    one_of_before,
+    a_dict_of_before,
+]
+
+
+def told(item: Any) -> Any:
+    """The numbers in a value."""
+    if isinstance(item, torch.Tensor):
+        return item.item()
+    if isinstance(item, dict):
+        return {name: told(value) for name, value in item.items()}
+    if isinstance(item, (list, Pair)):
+        return [told(value) for value in item]
+    return told(vars(item)) if isinstance(item, (Stats, Row, SimpleNamespace)) else item
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_each_step_puts_what_eager_puts(put):
+    trails = []
+    for eager in (True, False):
+        TABLE.clear()
+        OLD.mean = 0.0
+        torch.manual_seed(0)
+        model = Model(put)
+
+        step = model if eager else mg.trace(model)
+        trail: list[Any] = []
+        for index in range(4):
+            before = model.kept if put is not more_and_more else OLD
+            step(torch.full((2, 3), float(index)))
+            is_known = model.kept is OLD or model.kept is TABLE
+            trail.append((told(model.kept), told(model.rows), is_known, model.kept is before))
+        trails.append(trail)
+    assert trails[0] == trails[1]
+
+
+def test_what_cannot_be_made_anew_is_refused():
+    def a_closure(self: Any, loss: torch.Tensor) -> None:
+        self.kept = lambda: loss
+
+    model = Model(a_closure)
+    with pytest.raises(mg.CaptureError, match=r"an object that holds tensors of the step into module\.kept"):
+        mg.trace(model)(torch.ones(2, 3))
+    assert model.kept is None
