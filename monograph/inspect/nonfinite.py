@@ -45,6 +45,7 @@ class Nonfinite(Displayed):
     made: Named
     operands: tuple[Named, ...]
     is_state: bool = False  # it was in the state when the step began
+    infinite: tuple[Named, ...] = ()  # inputs of the step whose infinities reach the op
 
     def __str__(self) -> str:
         lines = [f"the first {self.kind} is made by {self.op}"]
@@ -58,6 +59,7 @@ class Nonfinite(Displayed):
             lines.append(f"  in {self.where.module or 'build()'} ({self.where.phase})")
         lines += [f"  from {operand}" for operand in self.operands]
         lines.append(f"  made {self.made}" if self.op else f"  {self.made}")
+        lines += [f"  an Inf came in with {item}" for item in self.infinite]
         if not self.op and self.is_state:
             lines.append(
                 "  config.detect_nonfinite() stops at the step that makes it, with the state of before"
@@ -228,8 +230,24 @@ class _Search:
         roles = {port.name: port.role for port in self._program.inputs}
         is_state = roles.get(node.name) in (Role.PARAM, Role.BUFFER, Role.STATE)
         return Nonfinite(
-            origin(node), kind, op, Named(name_of(node, self._program), made), operands, is_state
+            origin(node),
+            kind,
+            op,
+            Named(name_of(node, self._program), made),
+            operands,
+            is_state,
+            tuple(map(self._named, self._infinite_inputs(node))),
         )
+
+    def _infinite_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """The inputs from which infinities come to the operands of an op."""
+        found, pending = dict[fx.Node, None](), list(node.all_input_nodes)
+        while pending:
+            item = pending.pop()
+            if item not in found and self._ranges[item].num_inf:
+                found[item] = None
+                pending += item.all_input_nodes
+        return [item for item in self._inputs() if item in found]
 
     def _named(self, node: fx.Node) -> Named:
         return Named(name_of(node, self._program), self._ranges[node])

@@ -250,6 +250,16 @@ def test_an_infinity_that_comes_in() -> None:
     assert "came in with x" in str(report)
 
 
+def test_an_infinity_of_the_batch_that_becomes_a_nan() -> None:
+    graph = train(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    x = X.clone()
+    x[0, 0] = float("inf")
+    text = str(graph.find_nonfinite(x, Y))
+    assert "the first NaN is made by aten" in text
+    assert "an Inf came in with batch[0]: f32[8, 4]" in text
+    assert "came in" not in str(graph.find_nonfinite(X, Y))
+
+
 def test_state_that_was_bad_before() -> None:
     model = nn.Linear(4, 3)
     graph = train(model)
