@@ -279,7 +279,6 @@ def an_item(self: Any, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize(
     ("build", "state"),
     [
-        (an_attribute, lambda: Box(torch.zeros(3))),
         (an_entry, lambda: {"last": Box(torch.zeros(3))}),
         (an_item, lambda: [Box(torch.zeros(3))]),
     ],
@@ -294,6 +293,15 @@ def test_an_object_with_tensors_in_place_of_one_that_is_read_is_refused(
         mg.CaptureError, match=r"an object that holds tensors of the step into (graph\.)?state"
     ):
         graph(X)
+
+
+def test_an_object_with_tensors_takes_the_place_of_the_one_in_an_attribute() -> None:
+    plain, graph = sides(an_attribute)
+    graph.linear = plain.linear = nn.Linear(3, 3)
+    plain.state, graph.state = Box(torch.zeros(3)), Box(torch.zeros(3))
+    for factor in (1.0, 2.0, 3.0):
+        assert torch.equal(plain.build(X * factor), graph(X * factor))
+        assert torch.equal(plain.state.h, graph.state.h)
 
 
 def test_a_function_whose_default_is_a_tensor_of_the_step_is_refused() -> None:
