@@ -12,7 +12,7 @@ from torch import nn
 from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.foreign_objects import Effects, bind, refresh
 from monograph.capture.effects.gradients import GradientsSeen
-from monograph.capture.effects.python_objects.growth import Growth, NewEntries
+from monograph.capture.effects.python_objects.growth import Growth
 from monograph.capture.effects.python_objects.records import SetRecord
 from monograph.capture.effects.python_objects.stored import Stored
 from monograph.capture.guards.guards import Guards
@@ -51,9 +51,7 @@ class Captured(BoundProgram):
     with_values: bool  # of fakes that carried values
     mended: Mapping[Any, str]  # ops whose fake kernel reported a wrong shape, and which
     effects: Effects  # what build() changes in objects that the graph does not hold
-    grown: tuple[
-        Growth | NewEntries | SetRecord | Stored, ...
-    ]  # what build() adds to lists and dicts, and stores
+    grown: tuple[Growth | SetRecord | Stored, ...]  # what build() adds to lists and dicts, and stores
     put_again: PutAgain  # what it only sets
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines

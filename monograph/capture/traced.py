@@ -100,6 +100,6 @@ def _left_in_attributes(step: TracedStep) -> LeftInAttributes:
     plain = values.kept(reads)
     moving = values.moving(reads) + step.objects.writes
     made = values.made_lazily(reads) + values.exchanged(reads)[0]
-    put_again = values.put_again(reads)
+    put_again = values.put_again(reads, moving)
     values.check_put(reads, in_parts=step.request.settings.accumulation_steps > 1)
     return LeftInAttributes(plain, moving, made, put_again)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +69,18 @@ class AttributeValues:
             if self._changes_what_it_read(reads, change)
         ]
 
-    def put_again(self, reads: Reads) -> PutAgain:
-        """Attributes that build() set before it asked for them: somebody may change them between two steps."""
+    def put_again(self, reads: Reads, moving: Iterable[Write]) -> PutAgain:
+        """Attributes that build() set before it asked for them: somebody may change them between two steps.
+
+        `moving` are numbers that each step writes anew; their places show again what was there before.
+        """
+        written = {(id(write.container), write.key) for write in moving}
         found = [
             (table_of(owner), name, value)
             for _, owner, _ in self.attributes.objects(reads)
             for name, value in self.attributes.public(owner).items()
             if reads.was_written_first(owner, name) and reads.is_in_instance(owner, name)
-            if is_plain(value) and not holds_fakes(value)
+            if is_plain(value) and not holds_fakes(value) and (id(table_of(owner)), name) not in written
         ]
         _, others = self.exchanged(reads)
         return PutAgain([*found, *((write.container, write.key, write.value) for write in others)])

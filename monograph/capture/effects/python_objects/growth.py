@@ -9,7 +9,7 @@ from typing import Any
 
 from monograph.capture.effects.attribute_tensors import was_there
 from monograph.capture.effects.attributes import Changed, table_of
-from monograph.capture.effects.python_objects.only_added import DICTS, is_only_added_to
+from monograph.capture.effects.python_objects.only_added import is_only_added_to
 from monograph.capture.effects.python_objects.records import (
     Record,
     SetRecord,
@@ -56,26 +56,6 @@ class Growth:
             self.items[index] = None
 
 
-@dataclass(frozen=True)
-class NewEntries:
-    """Numbers that a step computes, and lists of them, under keys that a dict did not have.
-
-    `numbers` gets them when the step has run.
-    """
-
-    content: dict[Any, Any]
-    order: list[Any]  # all keys after the step
-    numbers: dict[Any, Any]
-
-    def apply(self) -> None:
-        """As after the step."""
-        for key, value in self.numbers.items():
-            self.content[key] = list(value) if type(value) is list else value
-        if list(self.content) != self.order:
-            for key in filter(self.content.__contains__, self.order):
-                self.content[key] = self.content.pop(key)
-
-
 def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
     """The lists that only grew, each with what was added, if the step could read none of what they hold."""
     for source in reach.sources:
@@ -88,9 +68,9 @@ def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
 
 @dataclass
 class Grown:
-    """What one trace has added to lists and dicts, and where what it computes for them comes from."""
+    """What one trace has added to lists, and where what it computes for them comes from."""
 
-    found: list[Growth | NewEntries | SetRecord]
+    found: list[Growth | SetRecord]
     state_outputs: list[StateOutput]
     writes: list[Write]
 
@@ -115,7 +95,6 @@ def collect_growth(
     `put` are attributes that the step sets to a container or an object, and does not read.
     """
     grown = Grown([], [], [])
-    _take_new_entries(reach, overlay, written, grown)
     longer = list(grown_lists(reach))
     given = [*(item.fake for item in inputs.items), *inputs.by_real.values()] if longer or put else []
     own = {storage_key(item) for item in given if has_memory(item)}
@@ -166,38 +145,6 @@ def collect_constant_growth(reach: Reach, overlay: Overlay, micro_batches: int) 
             grown.found.append(Growth(source.label, content, added, frozenset(), {}, micro_batches))
             del content[len(content) - len(added) :]
     return grown
-
-
-def _take_new_entries(reach: Reach, overlay: Overlay, written: Written, grown: Grown) -> None:
-    for source in reach.sources:
-        content = source.content if isinstance(source, Content) else None
-        if type(content) not in DICTS or overlay.of(content) is not content:
-            continue
-        names = {id(value) for key, value in source.recorded.items() if key[1] == 0}
-        new = {key: value for key, value in content.items() if _is_new(value) and id(key) not in names}
-        if new and all(map(is_immutable, new)):
-            added = NewEntries(content, list(content), {})
-            for key, value in new.items():
-                label = f"{source.label}[{key!r}]"
-                grown.writes += _writes_of(added.numbers, key, label, value, written)
-                del content[key]
-            grown.found.append(added)
-
-
-def _is_new(value: Any) -> bool:
-    """True for a number that moves, and for a list of numbers that has one."""
-    if type(value) is not list:
-        return is_moving(value)
-    return any(map(is_moving, value)) and all(is_immutable(item) or is_moving(item) for item in value)
-
-
-def _writes_of(numbers: dict[Any, Any], key: Any, label: str, value: Any, written: Written) -> list[Write]:
-    if type(value) is not list:
-        return [written(numbers, key, label, value)]
-    numbers[key] = list(value)
-    return [
-        written(numbers[key], at, f"{label}[{at}]", item) for at, item in enumerate(value) if is_moving(item)
-    ]
 
 
 def _can_be_added(item: Any, own: set[int], known: set[int]) -> bool:

@@ -63,8 +63,6 @@ class LeftInObjects:
         self.grown = collect_growth(self._reach, self._inputs, self._overlay, self._written, put)
         carried = self._side_effects.tensors.carried
         carried.update(item.label for item in self.grown.found if isinstance(item, SetRecord))
-        if self.numbers.places:
-            check_contents(self._reach.sources, self.numbers)
         outputs += self.grown.state_outputs
         self.stored = collect_stored(
             self._reach.sources,
@@ -72,10 +70,13 @@ class LeftInObjects:
             self._inputs,
             self._overlay,
             self._side_effects.tensors.share_memory,
+            self._written,
         )
+        if self.numbers.places:
+            check_contents(self._reach.sources, self.numbers)
         outputs += self.stored.state_outputs
         self._side_effects.known_elsewhere |= self.stored.tensors()
-        self.writes = found + self.grown.writes
+        self.writes = found + self.grown.writes + self.stored.writes
         leaves = [leaf for write in self.writes if write.moves for leaf in write.value.leaves]
         for leaf in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, ReadAfter)):
             tensor = self._inputs.read_out[leaf.name]

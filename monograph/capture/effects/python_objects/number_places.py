@@ -113,9 +113,9 @@ def key_of(source: Source, place: Place) -> Any:
         case Slots(owner=home) | Closure(cell=home):
             key = place.key
         case Content(content=dict() as home) if home is place.home:
-            found = (at for at, name in enumerate(dict.keys(home)) if same(place.key, name))
-            at = next(found, None)
-            key = ABSENT if at is None else (at, 1)
+            names = (at for at, name in source.recorded.items() if at[1] == 0 and same(place.key, name))
+            at = next(names, None)
+            key = ABSENT if at is None else (at[0], 1)
         case _:
             home, key = source.container(), place.key
     return key if home is place.home and key in source.recorded else ABSENT

@@ -1,4 +1,4 @@
-"""Tensors that a step puts into objects that the graph does not hold: `acts[name] = out` in a hook.
+"""Tensors and numbers that a step puts into objects that the graph does not hold: `acts[name] = out` in a hook.
 
 A capture puts everything back, and each step leaves its own tensors there once it has run. What was in such a place
 before is not guarded, as long as the step gave it to no function of torch: then it can have done nothing with it but to see
@@ -16,6 +16,7 @@ import torch
 
 from monograph.capture.effects.attribute_tensors import containers_in
 from monograph.capture.effects.held_fakes import holds_fakes
+from monograph.capture.effects.python_objects.records import Written
 from monograph.capture.effects.python_objects.stored_content import StoredContent, tensors_in, value_of
 from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.guards.own_places import OwnPlace
@@ -26,12 +27,12 @@ from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import storage_key
 from monograph.ir.call.tree import LEAF, flatten, leaf_paths
-from monograph.ir.graph_signature import Copy
+from monograph.ir.graph_signature import Copy, Write
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of a place after a step. `computed` gets the tensors when the step has run."""
+    """The content of a place after a step. `computed` gets the tensors and numbers when the step has run."""
 
     label: str
     source: Source
@@ -56,6 +57,7 @@ class StoredThings:
 
     found: list[Stored] = field(default_factory=list)
     state_outputs: list[StateOutput] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
     shown: set[int] = field(default_factory=set)  # ids of tensors from outside that these show
     _sources: list[Source] = field(default_factory=list)
 
@@ -63,6 +65,7 @@ class StoredThings:
         """One place more, with what the program must compute for it."""
         self.found.append(stored)
         self.state_outputs += content.state_outputs
+        self.writes += content.writes
         self.shown |= content.shown
         self._sources.append(stored.source)
 
@@ -92,11 +95,12 @@ def collect_stored(
     inputs: Inputs,
     overlay: Overlay,
     share_memory: Callable[[Mapping[str, torch.Tensor]], bool],
+    written: Written,
 ) -> StoredThings:
-    """Take tensors of the trace out of the places where the step has put them.
+    """Take tensors and numbers of the trace out of the places where the step has put them.
 
     `covered` are the ids of the containers that others look after. What holds tensors in another way stays.
-    `share_memory` says whether tensors share memory with each other or with state.
+    `share_memory` says whether tensors share memory with each other or with state, `written` makes the write of a number.
     """
     changed = [
         (source, before, after)
@@ -116,15 +120,15 @@ def collect_stored(
         if id(source.container()) in inside:
             continue  # what the step itself has made is stored with what holds it
         copies = list(_copies(source, before, after, inputs))
-        written = {path: tensor for copy in copies for path, tensor in copy.written.items()}
+        filled = {path: tensor for copy in copies for path, tensor in copy.written.items()}
         rest = {key: value for key, value in after.items() if key not in {copy.key for copy in copies}}
-        if copies and not (_refer_to(rest, before, written.values(), inputs) or share_memory(written)):
+        if copies and not (_refer_to(rest, before, filled.values(), inputs) or share_memory(filled)):
             stored.state_outputs += [output for copy in copies for output in copy.outputs]
             _put_back(source, before, after, {copy.key for copy in copies})
             before, after = _changes(source)
             if not any(map(holds_fakes, _new(before, after))):
                 continue
-        new = StoredContent(source, inputs, own)
+        new = StoredContent(source, inputs, own, written)
         content = new.entries(before, after)
         if content is not None:
             stored.add(Stored(source.label, source, content, new.computed), new)

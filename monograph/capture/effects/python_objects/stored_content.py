@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.effects.python_objects.records import has_memory
+from monograph.capture.effects.python_objects.records import Written, has_memory
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.places import Content, Source
 from monograph.capture.guards.sources.values import ABSENT, is_immutable
+from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import storage_key
 from monograph.ir.call.tree import Tree, flatten, unflatten
-from monograph.ir.graph_signature import Argument, Assign
+from monograph.ir.graph_signature import Argument, Assign, Write
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class _Old:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A tensor that the step computes."""
+    """A tensor or number that the step computes."""
 
     index: int
 
@@ -54,7 +55,7 @@ def tensors_in(item: Any) -> Iterator[torch.Tensor]:
 
 
 def value_of(item: Any, before: Mapping[Any, Any], computed: list[Any]) -> Any:
-    """An entry of a content for one step; `before` is what the place held, `computed` the tensors of the step."""
+    """An entry of a content for one step; `before` is what the place held, `computed` what the step has made."""
     if isinstance(item, _Made):
         return item.value(computed)
     return before.get(item.key, ABSENT) if isinstance(item, _Old) else item
@@ -63,10 +64,11 @@ def value_of(item: Any, before: Mapping[Any, Any], computed: list[Any]) -> Any:
 class StoredContent:
     """Finds how the content of one place is made. `own` are the keys of the storages that inputs have."""
 
-    def __init__(self, source: Source, inputs: Inputs, own: Collection[int]) -> None:
-        self.source, self._inputs, self._own = source, inputs, own
-        self.computed: list[Any] = []  # gets the tensors when a step has run
-        self.state_outputs: list[StateOutput] = []  # what the program must compute for these
+    def __init__(self, source: Source, inputs: Inputs, own: Collection[int], written: Written) -> None:
+        self.source, self._inputs, self._own, self._written = source, inputs, own, written
+        self.computed: list[Any] = []  # gets what the step computes when it has run
+        self.state_outputs: list[StateOutput] = []  # what the program must compute for the tensors
+        self.writes: list[Write] = []  # of numbers that move
         self.shown = set[int]()  # ids of tensors from outside on whose memory some are
 
     def entries(self, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any] | None:
@@ -104,6 +106,10 @@ class StoredContent:
                     leaves.append(slot)
                 else:
                     return None
+            elif is_moving(leaf):
+                leaves.append(_Slot(len(self.computed)))
+                self.writes.append(self._written(self.computed, len(self.computed), label, leaf))
+                self.computed.append(None)
             elif is_immutable(leaf) or id(leaf) in self._inputs.by_real:  # a key among them
                 leaves.append(leaf)
             else:
