@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import Any
 
@@ -175,7 +174,7 @@ def test_nested_tensors_set_as_an_attribute_are_current():
     compare(forward, Attending, calls=lambda: inputs(3, 2), optimizer=None, look=look)
 
 
-def test_an_object_set_as_an_attribute_is_told(caplog):
+def test_an_object_set_as_an_attribute_is_made_in_each_step():
     class Noting(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.note = Holder()
@@ -184,11 +183,11 @@ def test_an_object_set_as_an_attribute_is_told(caplog):
 
     model = Noting()
     step = graph(forward, model=model)
-    with caplog.at_level(logging.WARNING, "monograph"):
-        step(torch.ones(2))
-    assert "model.note" in step.explain()
-    assert "model.note" in caplog.text
-    assert not hasattr(model, "note")
+    for value in (1.0, 2.0, 3.0):
+        before = getattr(model, "note", None)
+        step(torch.full((2,), value))
+        assert_same(model.note.value, torch.full((2,), 2 * value))
+        assert model.note is not before
 
 
 def test_tensors_stashed_in_plain_objects():

@@ -1,7 +1,7 @@
-"""What `make test` runs of a test with many cases: the first and the last one.
+"""What `make test` runs of a test with many cases: the first and the last one. `make test-all` runs three more, `make search` all.
 
 Cases on the compiled backend do not count where a test has others: the tests of `tests/backends` are about that one.
-What is left out gets the mark `long`, and `make test-all` runs it. Where this choice is not a good one, tests say so:
+What is left out of `make test` gets the mark `long`, and what is left out of both gets the mark `search`. Where this choice is not a good one, tests say so:
 `@pytest.mark.every_case` keeps all cases, which take no time then; `@pytest.mark.one_case` keeps the first one, where
 a case takes a second; `@pytest.mark.long` leaves out the test, and `only_quick` says which cases stand for it.
 """
@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+
+_CASES = 3  # beside the quick ones
 
 
 def mark_long(items: Sequence[pytest.Item]) -> None:
@@ -29,6 +31,20 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
         for item in cases:
             if item not in chosen or any(item.iter_markers("search")):
                 item.add_marker("long")
+
+
+def mark_search(items: Sequence[pytest.Item]) -> None:
+    """Mark as `search` the long cases beyond those, spread evenly, that `make test-all` runs of a test."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if any(item.iter_markers("long")) and not any(item.iter_markers("search")):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        if len(cases) > _CASES:
+            kept = {number * len(cases) // _CASES for number in range(_CASES)}
+            for number, item in enumerate(cases):
+                if number not in kept:
+                    item.add_marker("search")
 
 
 def only_quick(values: Iterable[Any], *chosen: Any) -> list[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from monograph.capture.effects.foreign_objects import Effects
+from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.python_objects.counters import (
     NUMBERS,
     Counters,
@@ -71,6 +72,18 @@ def _counts(before: Any, after: Any) -> bool:
     return type(before) in NUMBERS and is_number(after) and not same(before, after)
 
 
+def check_forms(sources: Iterable[Source], counters: Counters) -> None:
+    """Raise Uncounted if a container with numbers that move has got other keys or another length."""
+    homes = {id(place.home) for place in counters.places}
+    for source in sources:
+        if (
+            isinstance(source, Content)
+            and id(source.content) in homes
+            and _has_other_keys(source, source.now())
+        ):
+            raise Uncounted(source.label)
+
+
 def check_contents(sources: Iterable[Source], counters: Counters) -> None:
     """Raise Uncounted if a container, which is put back whole, has got a number that moves."""
     known = counters.known()
@@ -95,6 +108,8 @@ def numbers_put(
         if isinstance(source, Entries) and overlay.of(source.entries) is not source.entries:
             continue  # told apart by the overlay
         now = dict(source.now())
+        if isinstance(source, Content) and _is_made_anew(source, now):
+            continue  # with all that is in it
         if isinstance(source, Entries):
             now |= {name: source.entries[name] for name in source.overwritten if name in source.entries}
         for key, value in now.items():
@@ -103,3 +118,18 @@ def numbers_put(
                 continue
             if not isinstance(source, Content) or value_before(source, place) is not ABSENT:
                 yield source, place, value
+
+
+def _is_made_anew(source: Content, now: Mapping[Any, Any]) -> bool:
+    """True if a container has got other keys, another length, or tensors of the step."""
+    if _has_other_keys(source, now):
+        return True
+    new = [value for key, value in now.items() if value is not source.recorded[key]]
+    return any(holds_fakes(value, with_numbers=False) for value in new)
+
+
+def _has_other_keys(source: Content, now: Mapping[Any, Any]) -> bool:
+    names = [key for key in now if isinstance(key, tuple) and key[1] == 0]
+    return source.recorded.keys() != now.keys() or not all(
+        same(source.recorded[key], now[key]) for key in names
+    )

@@ -10,9 +10,10 @@ from monograph.capture.effects.foreign_objects import Effects
 from monograph.capture.effects.python_objects.changed_numbers import (
     changed_numbers,
     check_contents,
+    check_forms,
     numbers_put,
 )
-from monograph.capture.effects.python_objects.counters import Counters, is_number
+from monograph.capture.effects.python_objects.counters import Counters, Uncounted, is_number
 from monograph.capture.effects.python_objects.growth import Grown, collect_constant_growth, collect_growth
 from monograph.capture.effects.python_objects.number_places import Place, is_known, value_before
 from monograph.capture.effects.python_objects.records import SetRecord
@@ -74,6 +75,10 @@ class LeftInObjects:
         )
         if self.numbers.places:
             check_contents(self._reach.sources, self.numbers)
+            homes = {id(place.home) for place in self.numbers.places}
+            for stored in self.stored.found:
+                if id(stored.source.container()) in homes:  # two would write there
+                    raise Uncounted(stored.label)
         outputs += self.stored.state_outputs
         self._side_effects.known_elsewhere |= self.stored.tensors()
         self.writes = found + self.grown.writes + self.stored.writes
@@ -91,6 +96,7 @@ class LeftInObjects:
 
     def _numbers_written(self, reads: Reads) -> list[Write]:
         """Numbers that move, and that build() has left there."""
+        check_forms(self._reach.sources, self.numbers)
         found = self.numbers.collect(self._inputs, self._overlay)
         for table, name, label, value in self._side_effects.values.new_numbers(reads):
             found.append(self._written(table, name, label, value))
