@@ -45,9 +45,12 @@ class Counters:
     )  # in each place: a leaf, or a list, tuple or dict of leaves
     _forms: list[Moves] = field(default_factory=list)
     _values: list[Any] = field(default_factory=list)
+    _lists: list[tuple[list[Any], list[Any]]] = field(default_factory=list)  # those with places, and copies
 
     def put(self, inputs: Inputs, overlay: Overlay) -> None:
         """Put moving numbers there, until `remove()`."""
+        homes = {id(place.home): place.home for place in self.places if isinstance(place.home, list)}
+        self._lists = [(home, list(list.__iter__(home))) for home in homes.values()]
         for place in self.places:
             value = place.value
             if is_number(value):
@@ -78,6 +81,10 @@ class Counters:
 
     def remove(self) -> None:
         """Put back what was there. To be done whatever happens."""
+        for live, before in self._lists:
+            if len(live) != len(before):  # the step was stopped while it made the list shorter or longer
+                list.__setitem__(live, slice(None), before)
+        self._lists = []
         for place, value in zip(self.places, self._values, strict=False):
             if place.owner is None:
                 place.container[place.key] = value
