@@ -57,7 +57,7 @@ judge: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.numerics.judge
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.numerics.judge --amp
 
-# a thousand random cases where `make test-all` tries thirty
+# a thousand random cases where `make test-all` tries thirty, and all cases of tests of which it runs five
 search: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) --hypothesis-profile monograph-search -m "hypothesis or search"
 

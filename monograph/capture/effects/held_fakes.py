@@ -74,8 +74,8 @@ def not_repeatable(label: str, *, of_numbers: bool = False, in_parts: bool = Fal
         )
     return CaptureError(
         f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",
-        hint="keep the tensors themselves there: in an attribute of the graph or a module, a list, a tuple, a dict or a "
-        "dataclass",
+        hint="keep the tensors themselves there: in an attribute of the graph or a module, a list, a tuple, a dict, a "
+        "dataclass or an object without __slots__",
     )
 
 
