@@ -181,7 +181,8 @@ class Registry:
         if isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, nn.Parameter)):
             raise DefinitionError(
                 f"a tensor that requires grad cannot be the attribute {shown(name)} of a Graph",
-                hint="hold it in an nn.Module, as a parameter, and set the module",
+                hint="make it a parameter before an optimizer gets it, x = nn.Parameter(x), and hold that one in a module: "
+                f"self.{name} = nn.ParameterList([x])",
             )
         module = unwrap(value)
         if not isinstance(module, nn.Module):
