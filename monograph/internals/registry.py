@@ -178,11 +178,12 @@ class Registry:
                 else "call self.add_optimizer(optimizer) instead; one that build() steps itself: "
                 "self.add_optimizer(optimizer, manual=True) first",
             )
-        if isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, nn.Parameter)):
+        is_parameter = isinstance(value, nn.Parameter)
+        if is_parameter or (isinstance(value, torch.Tensor) and value.requires_grad):
             raise DefinitionError(
                 f"a tensor that requires grad cannot be the attribute {shown(name)} of a Graph",
-                hint="make it a parameter before an optimizer gets it, x = nn.Parameter(x), and hold that one in a module: "
-                f"self.{name} = nn.ParameterList([x])",
+                hint=f"hold it in an nn.Module: self.{name} = nn.ParameterList([x])"
+                + ("" if is_parameter else ", with x = nn.Parameter(x) before an optimizer gets it"),
             )
         module = unwrap(value)
         if not isinstance(module, nn.Module):
