@@ -99,7 +99,7 @@ def _left_in_attributes(step: TracedStep) -> LeftInAttributes:
     values, reads = step.side_effects.values, step.reads
     plain = values.kept(reads)
     moving = values.moving(reads) + step.objects.writes
-    made = values.made_lazily(reads) + values.exchanged(reads)[0]
+    made = values.made_lazily(reads) + values.exchanged(reads)
     put_again = values.put_again(reads, moving)
     values.check_put(reads, in_parts=step.request.settings.accumulation_steps > 1)
     return LeftInAttributes(plain, moving, made, put_again)

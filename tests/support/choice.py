@@ -9,7 +9,7 @@ a case takes a second; `@pytest.mark.long` leaves out the test, and `only_quick`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -19,11 +19,7 @@ _CASES = 3  # beside the quick ones
 
 def mark_long(items: Sequence[pytest.Item]) -> None:
     """Mark as `long` the cases between those that stand for their test."""
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if not any(item.iter_markers("long")) and not any(item.iter_markers("every_case")):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    for cases in tests.values():
+    for cases in _by_test(items, lambda marks: marks.isdisjoint({"long", "every_case"})):
         candidates = [item for item in cases if not _is_compiled(item)] or cases
         candidates = [item for item in candidates if not any(item.iter_markers("search"))] or candidates
         last = 0 if any(cases[0].iter_markers("one_case")) else len(candidates) - 1
@@ -35,16 +31,21 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
 
 def mark_search(items: Sequence[pytest.Item]) -> None:
     """Mark as `search` the long cases beyond those, spread evenly, that `make test-all` runs of a test."""
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if any(item.iter_markers("long")) and not any(item.iter_markers("search")):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    for cases in tests.values():
+    for cases in _by_test(items, lambda marks: "long" in marks and "search" not in marks):
         if len(cases) > _CASES:
             kept = {number * len(cases) // _CASES for number in range(_CASES)}
             for number, item in enumerate(cases):
                 if number not in kept:
                     item.add_marker("search")
+
+
+def _by_test(items: Sequence[pytest.Item], belongs: Callable[[set[str]], bool]) -> list[list[pytest.Item]]:
+    """The cases of each test whose marks are such."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if belongs({mark.name for mark in item.iter_markers()}):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return list(tests.values())
 
 
 def only_quick(values: Iterable[Any], *chosen: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Plain values and objects of Python that build() puts into attributes: kept, put there again by each step, or lost."""
+"""Plain values and objects of Python that build() puts into attributes: kept, put there again by each step, or refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class AttributeValues:
             if reads.was_written_first(owner, name) and reads.is_in_instance(owner, name)
             if is_plain(value) and not holds_fakes(value) and (id(table_of(owner)), name) not in written
         ]
-        _, others = self.exchanged(reads)
+        _, others = self._exchanged(reads)
         return PutAgain([*found, *((write.container, write.key, write.value) for write in others)])
 
     def _plain(self, reads: Reads) -> Iterator[Changed]:
@@ -149,8 +149,13 @@ class AttributeValues:
             if change.is_new and self._may_have_missed(reads, change.owner, change.name)
         ]
 
-    def exchanged(self, reads: Reads) -> tuple[list[Write], list[Write]]:
-        """Objects of Python that build() put where it may have read another one; and those that it only put there."""
+    def exchanged(self, reads: Reads) -> list[Write]:
+        """Objects of Python that build() put where it may have read another one."""
+        read, _ = self._exchanged(reads)
+        return read
+
+    def _exchanged(self, reads: Reads) -> tuple[list[Write], list[Write]]:
+        """The same, and those that it only put there."""
         read: list[Write] = []
         others: list[Write] = []
         for change in self._objects_put(reads):

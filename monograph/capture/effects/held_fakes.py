@@ -13,6 +13,7 @@ from torch import nn
 
 from monograph.capture.guards.sources.attributes import slots_of
 from monograph.capture.guards.sources.closures import closure_of
+from monograph.capture.guards.sources.places import Slots
 from monograph.capture.guards.sources.values import items_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
@@ -92,7 +93,7 @@ def _inside(item: Any) -> Iterable[Any]:
     if isinstance(item, partial):
         return [item.func, *item.args, *item.keywords.values()]
     found = [entry for _, entry in items_of(item)]
-    found += [slot.__get__(item) for name, slot in slots_of(type(item)).items() if hasattr(item, name)]
+    found += Slots("", item, slots_of(type(item))).now().values()
     return found + list(vars(item).values()) if hasattr(item, "__dict__") else found
 
 

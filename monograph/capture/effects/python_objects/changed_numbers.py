@@ -58,9 +58,7 @@ def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place
     found = list(attributes)
     for effect in effects.found:
         before, after = effect.before, effect.after
-        if before.keys() == after.keys() and all(
-            before[key] is after[key] for key in before if isinstance(key, tuple) and key[1] == 0
-        ):
+        if not _has_other_keys(before, after):
             keys = [
                 key for key in before if key in effect.source.recorded and _counts(before[key], after[key])
             ]
@@ -79,13 +77,19 @@ def check_forms(sources: Iterable[Source], counters: Counters) -> None:
         if (
             isinstance(source, Content)
             and id(source.content) in homes
-            and _has_other_keys(source, source.now())
+            and _has_other_keys(source.recorded, source.now())
         ):
             raise Uncounted(source.label)
 
 
-def check_contents(sources: Iterable[Source], counters: Counters) -> None:
-    """Raise Uncounted if a container, which is put back whole, has got a number that moves."""
+def check_contents(sources: Iterable[Source], counters: Counters, anew: Iterable[Source]) -> None:
+    """Raise Uncounted if a container, which is put back whole, has got a number that moves.
+
+    `anew` are those whose content each step makes: what counts there would be written twice.
+    """
+    homes = {id(place.home) for place in counters.places}
+    if twice := next((source.label for source in anew if id(source.container()) in homes), ""):
+        raise Uncounted(twice)
     known = counters.known()
     for source in sources:
         if isinstance(source, Content):
@@ -122,14 +126,13 @@ def numbers_put(
 
 def _is_made_anew(source: Content, now: Mapping[Any, Any]) -> bool:
     """True if a container has got other keys, another length, or tensors of the step."""
-    if _has_other_keys(source, now):
+    if _has_other_keys(source.recorded, now):
         return True
     new = [value for key, value in now.items() if value is not source.recorded[key]]
     return any(holds_fakes(value, with_numbers=False) for value in new)
 
 
-def _has_other_keys(source: Content, now: Mapping[Any, Any]) -> bool:
-    names = [key for key in now if isinstance(key, tuple) and key[1] == 0]
-    return source.recorded.keys() != now.keys() or not all(
-        same(source.recorded[key], now[key]) for key in names
+def _has_other_keys(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
+    return before.keys() != after.keys() or any(
+        before[key] is not after[key] for key in before if isinstance(key, tuple) and key[1] == 0
     )

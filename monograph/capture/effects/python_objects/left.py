@@ -13,7 +13,7 @@ from monograph.capture.effects.python_objects.changed_numbers import (
     check_forms,
     numbers_put,
 )
-from monograph.capture.effects.python_objects.counters import Counters, Uncounted, is_number
+from monograph.capture.effects.python_objects.counters import Counters, is_number
 from monograph.capture.effects.python_objects.growth import Grown, collect_constant_growth, collect_growth
 from monograph.capture.effects.python_objects.number_places import Place, is_known, value_before
 from monograph.capture.effects.python_objects.records import SetRecord
@@ -74,11 +74,8 @@ class LeftInObjects:
             self._written,
         )
         if self.numbers.places:
-            check_contents(self._reach.sources, self.numbers)
-            homes = {id(place.home) for place in self.numbers.places}
-            for stored in self.stored.found:
-                if id(stored.source.container()) in homes:  # two would write there
-                    raise Uncounted(stored.label)
+            anew = [stored.source for stored in self.stored.found]
+            check_contents(self._reach.sources, self.numbers, anew)
         outputs += self.stored.state_outputs
         self._side_effects.known_elsewhere |= self.stored.tensors()
         self.writes = found + self.grown.writes + self.stored.writes

@@ -18,7 +18,7 @@ from monograph.capture.guards.sources.code_names import names_of
 from monograph.capture.guards.sources.places import Closure, Content, Entries
 from monograph.capture.guards.sources.reach.reach import Reach
 
-DICTS = (dict, defaultdict)
+_DICTS = (dict, defaultdict)
 _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
 # an operator since Python 3.14; no other takes one key and gives a list
 _SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
@@ -39,7 +39,7 @@ def is_only_added_to(content: list[Any], reach: Reach) -> bool:
     if reach.has_iterators:
         return False
     source, name = _only_way(content, reach)
-    in_dict = isinstance(source, Content) and type(source.content) in DICTS
+    in_dict = isinstance(source, Content) and type(source.content) in _DICTS
     if in_dict:
         source, name = _only_way(source.content, reach)
     if isinstance(source, Closure):
