@@ -155,11 +155,28 @@ class Holding(Trainer):  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **options)
-        self.kept.append(SimpleNamespace(loss=loss.detach()))
+        self.kept.append(self.held(loss.detach()))
         return loss
+
+    def held(self, loss: torch.Tensor) -> Any:
+        return SimpleNamespace(loss=loss)
+
+
+class HoldingFunctions(Holding):
+    """Leaves functions there that know the loss."""
+
+    def held(self, loss: torch.Tensor) -> Any:
+        return lambda: loss
+
+
+def test_objects_in_a_list_hold_the_losses_of_their_steps(tmp_path: Path) -> None:
+    plain, made = (trained(kind, tmp_path, max_steps=4) for kind in (Holding, graphed(Holding)))
+    assert_alike(plain, made)
+    assert [item.loss.item() for item in plain.kept] == [item.loss.item() for item in made.kept]
+    assert len(made.graph.builds) == 1, made.graph.builds
 
 
 def test_what_no_replay_can_leave_is_told_at_a_line_of_the_user(tmp_path: Path) -> None:
     with pytest.raises(mg.CaptureError, match=r"into graph\.trainer\.kept, and no replay") as caught:
-        trained(graphed(Holding), tmp_path, max_steps=1)
+        trained(graphed(HoldingFunctions), tmp_path, max_steps=1)
     assert "tests/integrations" in caught.value.where.file
