@@ -82,7 +82,9 @@ def trace_step(
     in_parts = request.settings.accumulation_steps > 1
     if changed := [*not_carried(step, changed), *step.effects.held]:
         of_numbers = changed[0] in numbers | step.effects.numbers
-        raise not_repeatable(changed[0], of_numbers=of_numbers, in_parts=in_parts)
+        raise not_repeatable(
+            changed[0], step.reach.line_of(changed[0]), of_numbers=of_numbers, in_parts=in_parts
+        )
     if in_parts:
         check_micro_batches_alike(step.effects, [name for name in moved if name != "torch"])
     check_strict(step)

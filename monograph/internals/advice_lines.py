@@ -16,8 +16,8 @@ _NEEDS: Final = (
     "argument; arithmetic alone has one build for all values"
 )
 _NEEDS_FLOAT: Final = (
-    "needs the number itself, as the rate of a dropout, the momentum of a norm and torch.tensor([...]) do: few values need "
-    "nothing; give torch.tensor([...]) as an argument"
+    "needs the number itself, as float(), NumPy's functions, the rate of a dropout, the momentum of a norm and torch.tensor([...]) "
+    "do: few values need nothing; leave float() out, write math.exp(n) for np.exp(n), give torch.tensor([...]) as an argument"
 )
 _OF_FLOATS: Final = re.compile(r" changed from -?[\d.e+-]*[.e][\d.e+-]* to ")
 _OF_PARTS: Final = re.compile(
@@ -168,10 +168,10 @@ LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.STATE_FORM: _always(
         "set requires_grad, dtype and device of parameters and buffers before the first call"
     ),
-    Cause.HOOK: _always("register hooks before the first call"),
+    Cause.HOOK: _always("register hooks once, before the first call, and leave them there"),
     Cause.READ: _always(
         "what differs at each step can stay a tensor: torch.where(condition, a, b) for a branch, a fixed size and a mask for "
-        "a size"
+        "a size, x[index.view(1)] for an index"
     ),
     Cause.BRANCH: _about_branch,
     Cause.FIXED: _about_fixed,

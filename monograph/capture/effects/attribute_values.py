@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from monograph.capture.effects.attributes import NOTHING, Attributes, Changed, table_of
 from monograph.capture.effects.held_fakes import holds_fakes, holds_numbers_alone, not_repeatable
 from monograph.capture.guards.sources.overlay import real_attributes_of
+from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import MISSING, Reads
 from monograph.capture.guards.sources.values import is_plain, same
 from monograph.capture.numbers.moving import is_moving, kind_of
@@ -39,8 +40,7 @@ class AttributeValues:
     """Says of each new value of an attribute what a replay does with it."""
 
     attributes: Attributes
-    may_read_dict: Callable[[dict[str, Any], str], bool]  # says whether an attribute may be read unseen
-    loaded: Collection[str]  # the names of attributes that code which ran asks for
+    reach: Reach  # of the code that ran
     carried: Collection[str]  # the paths of those whose tensors are written back
 
     # --- plain values ----------------------------------------------------------------------------------------------
@@ -49,7 +49,9 @@ class AttributeValues:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         for change in self.attributes.changed(reads):
             if change.path not in self.carried and _holds_ints(change.value):
-                raise not_repeatable(change.path)  # a build for the present sizes and numbers can do that
+                raise not_repeatable(
+                    change.path, self.reach.line_of(change.path)
+                )  # a build for the present sizes and numbers can do that
         return [
             (table_of(change.owner), change.name, change.value)
             for change in self._plain(reads)
@@ -96,7 +98,7 @@ class AttributeValues:
         owner, name = change.owner, change.name
         if isinstance(change.old, torch.Tensor):
             return True  # state is guarded in each build
-        if self.may_read_dict(table_of(owner), name):
+        if self.reach.may_read_dict(table_of(owner), name):
             return True
         if change.is_new and not reads.found_on_class(owner, name):
             return self._may_have_missed(reads, owner, name)
@@ -104,7 +106,7 @@ class AttributeValues:
 
     def _may_have_missed(self, reads: Reads, owner: Any, name: str) -> bool:
         """True if build() may have asked for an attribute that was not there, before it made it."""
-        return name in self.loaded and not reads.was_written_first(owner, name)
+        return name in self.reach.names and not reads.was_written_first(owner, name)
 
     # --- numbers that move -----------------------------------------------------------------------------------------
 
@@ -116,7 +118,7 @@ class AttributeValues:
             if table is None or type(change.old) not in (int, float):
                 continue
             moved = is_moving(value) or (type(value) in (int, float) and not same(change.old, value))
-            if moved and (self.may_read_dict(table, name) or reads.was_read(owner, name)):
+            if moved and (self.reach.may_read_dict(table, name) or reads.was_read(owner, name)):
                 yield change.path, owner, name
 
     def new_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str, Any]]:
@@ -135,7 +137,7 @@ class AttributeValues:
                 and change.path not in self.carried
                 and real_attributes_of(owner) is not None
                 and not reads.was_asked_for(owner, name)
-                and not self.may_read_dict(table_of(owner), name)
+                and not self.reach.may_read_dict(table_of(owner), name)
             ):
                 yield change
 
@@ -165,7 +167,7 @@ class AttributeValues:
             if change.is_new and not self._may_have_missed(reads, owner, name):
                 others.append(_write(change))
             elif not change.is_new:
-                asked = reads.was_asked_for(owner, name) or self.may_read_dict(table_of(owner), name)
+                asked = reads.was_asked_for(owner, name) or self.reach.may_read_dict(table_of(owner), name)
                 (read if asked else others).append(_write(change))
         return read, others
 
@@ -197,10 +199,13 @@ class AttributeValues:
             if is_symbolic(value) and reads.was_read(owner, name):
                 raise CaptureError(
                     f"build() goes on from {change.path}, and sets it to a number that it reads out of a tensor of the step",
+                    where=self.reach.line_of(change.path),
                     hint="hold it in a buffer of a module, and add the tensor: buffer.add_(loss.detach())",
                 )
             if holds_fakes(value) or is_symbolic(value):
-                raise not_repeatable(change.path, of_numbers=holds_numbers_alone(value), in_parts=in_parts)
+                of_numbers = holds_numbers_alone(value)
+                where = self.reach.line_of(change.path)
+                raise not_repeatable(change.path, where, of_numbers=of_numbers, in_parts=in_parts)
 
 
 def _write(change: Changed) -> Write:

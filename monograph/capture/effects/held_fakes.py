@@ -18,6 +18,7 @@ from monograph.capture.guards.sources.values import items_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError
+from monograph.user_code.lines import Origin
 
 _DEPTH = 4  # of nesting; an object may hold anything, even itself
 
@@ -55,26 +56,32 @@ def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
     return forgotten
 
 
-def not_repeatable(label: str, *, of_numbers: bool = False, in_parts: bool = False) -> CaptureError:
+def not_repeatable(
+    label: str, where: Origin | None, *, of_numbers: bool = False, in_parts: bool = False
+) -> CaptureError:
     """The error for a place where a step leaves what no replay can make; `of_numbers` if that holds no tensors.
 
-    With `in_parts` each micro-batch of the step does so.
+    `where` is the line that does so, if it is known. With `in_parts` each micro-batch of the step does so.
     """
     if in_parts:
         what = "numbers that it reads out of tensors" if of_numbers else "an object that holds tensors"
         return CaptureError(
             f"build() puts {what} of the step into {label}, and no replay can do that for each micro-batch",
+            where=where,
             hint="return the tensor, which has a value for each micro-batch, and put it there after the call; or hold it in a "
             "buffer of a module, which the micro-batches change one after the other: buffer.add_(loss.detach())",
         )
     if of_numbers:
         return CaptureError(
             f"build() puts numbers that it reads out of tensors of the step into {label}, in a way that no replay can repeat",
+            where=where,
             hint="return the tensor, and keep its number after the step; build() may append() to a list that it does not "
-            "read, and move a list of fixed length in place: numbers.append(new); del numbers[0]",
+            "read, and move a list of fixed length in place: numbers.append(new); del numbers[0]; the last ones fit into a buffer: "
+            "last.copy_(torch.cat([last[1:], loss.detach().view(1)]))",
         )
     return CaptureError(
         f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",
+        where=where,
         hint="keep the tensors themselves there: in an attribute of the graph or a module, a list, a tuple, a dict, a "
         "dataclass or an object without __slots__",
     )

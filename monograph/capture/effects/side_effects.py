@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from monograph.capture.effects.state_outputs import StateOutput, take_own_memory
 from monograph.capture.effects.structure import ModuleHooks, removed_attributes, submodule_effects
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay, real_attributes_of
+from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads
 from monograph.capture.tensors.fakes import Inputs
 from monograph.distributed.replicas import SYNCS_NEXT
@@ -42,9 +43,8 @@ class SideEffects:
     modules: Mapping[str, nn.Module]
     slots: Sequence[Slot]
     keep_gradients: bool
-    may_read_dict: Callable[[dict[str, Any], str], bool]  # says whether an attribute may be read unseen
+    reach: Reach  # of the code that ran
     overlay: Overlay
-    loaded: Collection[str]  # the names of attributes that code which ran asks for
     own: Collection[torch.Tensor] = ()  # tensors that nobody but the graph has
     # the graph, and its attributes that are no step's business
     private: tuple[Any, Collection[str]] = (None, ())
@@ -66,7 +66,7 @@ class SideEffects:
         self.attributes = Attributes(self.overlay, self.modules, self.private)
         self.tensors = AttributeTensors(self.attributes, self.inputs, self.state_outputs)
         carried = self.tensors.carried
-        self.values = AttributeValues(self.attributes, self.may_read_dict, self.loaded, carried)
+        self.values = AttributeValues(self.attributes, self.reach, carried)
         self.module_state = ModuleState(self.inputs, self.overlay, self.slots)
         self.module_hooks = ModuleHooks(self.overlay, self.modules)
 

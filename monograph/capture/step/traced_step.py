@@ -150,9 +150,8 @@ class TracedStep:
             self.modules,
             self._begun.slots,
             self.request.settings.keep_gradients,
-            self.reach.may_read_dict,
+            self.reach,
             self._overlay,
-            self.reach.names,
             self.request.own,
             (owned.owner, owned.private),
         )

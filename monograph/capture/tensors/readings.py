@@ -99,6 +99,14 @@ class Readings:
             self.sentences[text] = f"{self.about(name)} {about or f'is {value}'}"
         return value
 
+    def is_within(self, ops: Sequence[Op], args: Sequence[Any], limit: Any) -> bool:
+        """True if `limit` moves and the number that ops on tensors give is no larger, on the condition that it stays so."""
+        noted = self.note(ops, args) if is_moving(limit) else None
+        if noted is None:
+            return False
+        name, value = noted
+        return bool((self.inputs.moving.leaf(name, value) if name else value) <= limit)
+
     def plain(self, func: Any, tensor: torch.Tensor) -> Any:
         """What `int(tensor)` and its like give, on the condition that it stays; UNKNOWN if it is not known."""
         kind = _PLAIN.get(func)
@@ -122,8 +130,13 @@ class Readings:
         return noted[1]
 
     def note(self, ops: Sequence[Op], args: Sequence[Any]) -> tuple[str, Any] | None:
-        """The name of a reading and its value; without a name if it is the same at each step."""
+        """The name of a reading and its value; without a name if it is the same at each step.
+
+        Numbers that move among the arguments have to stay what they are.
+        """
         tracer = self.tracer
+        ops = [tuple(map(_settled, op)) for op in ops]
+        args = [_settled(item) for item in args]
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
         nodes = [traced_node(item, tracer) or self._outside(item) for item in tensors]
         known = [node for node in nodes if node is not None]
@@ -230,6 +243,11 @@ class Readings:
         """What is read, for people."""
         where = self.found[name].where
         return f"{READ} at {where}" if where.file else READ
+
+
+def _settled(item: Any) -> Any:
+    """A number as it is now, on the condition that it stays so."""
+    return item.node.pytype(item) if is_moving(item) else item
 
 
 class _Known(Mapping[fx.Node, Any]):

@@ -94,8 +94,11 @@ def _bincount(
         return UNKNOWN
     if x.numel() == 0:
         return run(_aten.new_zeros.default, (x, (minlength,)), {"dtype": torch.int64})
-    largest = (_aten.amax.default,), (_aten.to.dtype, torch.int64), (_aten.add.Scalar, 1)
-    size = readings.ask((*largest, (_aten.clamp_min.default, minlength), ITEM), (x,))
+    needed = (_aten.amax.default,), (_aten.to.dtype, torch.int64), (_aten.add.Scalar, 1)
+    if readings.is_within((*needed, ITEM), (x,), minlength):  # a size that varies stays one
+        size = minlength
+    else:
+        size = readings.ask((*needed, (_aten.clamp_min.default, minlength), ITEM), (x,))
     if size is UNKNOWN:
         return UNKNOWN
     counted = run(_aten.all.default, (run(_aten.ge.Scalar, (x, 0), {}),), {})

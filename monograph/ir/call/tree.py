@@ -55,6 +55,7 @@ class _Containers(tuple[int, ...]):
 
 LEAF = Tree(None)
 _SLICE = ("start", "stop", "step")
+_COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat)
 _PROXIES = weakref.ProxyTypes
 _WRITTEN_IN_PYTHON = 1 << 9  # a flag of types: Py_TPFLAGS_HEAPTYPE
 
@@ -63,7 +64,8 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
     """Append the leaves of `item` to `leaves` and return its form.
 
     With `objects`, the ids of those around it, objects of classes written in Python are looked into as well: a batch
-    whose attributes are tensors. Those with attributes of other kinds are leaves.
+    whose attributes are tensors, or numbers that a step reads out of tensors. Those with attributes of other kinds, and
+    those of plain values alone, are leaves.
     """
     kind = type(item)
     if kind is torch.Tensor:  # the most frequent by far
@@ -98,7 +100,7 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
         found: list[Any] = []
         names = tuple(vars(item))
         children = tuple([flatten(child, found, (*objects, id(item))) for child in vars(item).values()])
-        if any(isinstance(leaf, torch.Tensor) for leaf in found) and all(map(_is_plain, found)):
+        if any(isinstance(leaf, _COMPUTED) for leaf in found) and all(map(_is_plain, found)):
             leaves.extend(found)
             return Tree(kind, names, children)
     leaves.append(item)
@@ -160,7 +162,7 @@ def _is_record(kind: type) -> bool:
 
 def _is_plain(leaf: object) -> bool:
     return leaf is None or isinstance(
-        leaf, (torch.Tensor, int, float, complex, str, bytes, torch.dtype, torch.device)
+        leaf, (*_COMPUTED, int, float, complex, str, bytes, torch.dtype, torch.device)
     )
 
 

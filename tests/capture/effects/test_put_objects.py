@@ -55,6 +55,10 @@ def a_new_one(self: Any, loss: torch.Tensor) -> None:
     self.kept = Stats(loss, 3)
 
 
+def one_of_numbers(self: Any, loss: torch.Tensor) -> None:
+    self.kept = Stats(loss.item(), 3)
+
+
 def a_namespace(self: Any, loss: torch.Tensor) -> None:
     self.kept = SimpleNamespace(mean=loss)
 
@@ -69,6 +73,7 @@ def a_named_tuple_of_numbers(self: Any, loss: torch.Tensor) -> None:
 
 def more_and_more(self: Any, loss: torch.Tensor) -> None:
     self.rows.append(Stats(loss))
+    self.rows.append(Stats(loss.item() * 2))
     self.rows.append(Row(loss.item(), 2))
     self.rows.append(Pair(loss.item(), loss))
 
@@ -98,6 +103,7 @@ def a_dict_of_before(self: Any, loss: torch.Tensor) -> None:
 
 PUTS = [
     a_new_one,
+    one_of_numbers,
     a_namespace,
     a_dataclass_of_numbers,
     a_named_tuple_of_numbers,
@@ -149,3 +155,29 @@ def test_what_cannot_be_made_anew_is_refused():
     with pytest.raises(mg.CaptureError, match=r"an object that holds tensors of the step into module\.kept"):
         mg.trace(model)(torch.ones(2, 3))
     assert model.kept is None
+
+
+def of_line(function: Callable[..., Any], number: int) -> int:
+    """A line of a function, counted from its `def`."""
+    return function.__code__.co_firstlineno + number
+
+
+def test_the_error_is_at_the_line_that_does_it():
+    def an_attribute(self: Any, loss: torch.Tensor) -> None:
+        value = {"f": lambda: loss}
+        self.kept = value
+
+    def a_list(self: Any, loss: torch.Tensor) -> None:
+        before = len(self.rows)
+        self.rows.append(loss.item() * before)
+
+    def a_global(self: Any, loss: torch.Tensor) -> None:
+        known = len(TABLE)
+        TABLE.setdefault("numbers", {})[known] = {loss.item()}
+
+    TABLE.clear()
+    for put in (an_attribute, a_list, a_global):
+        with pytest.raises(mg.CaptureError) as caught:
+            mg.trace(Model(put))(torch.ones(2, 3))
+        assert caught.value.where.file == __file__
+        assert caught.value.where.line == of_line(put, 2), put.__name__

@@ -148,6 +148,18 @@ def meter_by_name(self: Any, x: torch.Tensor) -> Any:
     return x * 2
 
 
+def meter_that_makes_its_lists(self: Any, x: torch.Tensor) -> Any:
+    loss = (x * 2).sum()
+    self.meter.setdefault("loss", []).append(loss.item())
+    for name in ("old", "new"):
+        self.meter.setdefault(name, []).extend([loss.detach(), 2])
+    return loss
+
+
+def meter_that_reads_its_lists(self: Any, x: torch.Tensor) -> Any:
+    return x * len(self.meter.setdefault("old", []) + [self.meter.setdefault("new", []).append(1)])
+
+
 def meter_that_is_read(self: Any, x: torch.Tensor) -> Any:
     self.meter["old"].append(2.0)
     return x * sum(map(len, self.meter.values()))
@@ -172,7 +184,9 @@ def meters_changed(side: Any, step: int) -> None:
         side.meter = defaultdict(list, {"old": [3.0], "loss": [1]})
 
 
-@pytest.mark.parametrize("build", [meter_of_losses, meter_by_name], ids=lambda b: b.__name__)
+@pytest.mark.parametrize(
+    "build", [meter_of_losses, meter_that_makes_its_lists, meter_by_name], ids=lambda b: b.__name__
+)
 def test_meters_cost_no_builds(build: Callable[..., Any]) -> None:
     assert len(meters(build).builds) <= 2
     meters(build, meters_changed)
@@ -181,7 +195,12 @@ def test_meters_cost_no_builds(build: Callable[..., Any]) -> None:
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     "build",
-    [meter_that_is_read, meter_that_is_read_by_key, meter_under_another_name],
+    [
+        meter_that_reads_its_lists,
+        meter_that_is_read,
+        meter_that_is_read_by_key,
+        meter_under_another_name,
+    ],
     ids=lambda b: b.__name__,
 )
 def test_meters_that_are_read_are_facts(build: Callable[..., Any]) -> None:

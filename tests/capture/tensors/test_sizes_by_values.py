@@ -15,6 +15,7 @@ from tests.support import assert_same
 from tests.support.steps import graph, linear
 
 MASK = torch.tensor([True, False, True, True])
+X = torch.arange(18.0).view(9, 2)
 FLAG = torch.tensor(True)
 
 
@@ -73,6 +74,30 @@ def test_bincount_of_an_argument(kind, weights, minlength):
         assert len(step.builds) == 3  # for one size, any size, and none
     with pytest.raises(RuntimeError, match="non-negative"):
         graph(build)(torch.tensor([0, -1]), None)
+
+
+def test_bincount_to_a_length_that_varies():
+    """One build for all batches whose values fit into it."""
+
+    def build(self: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return x.sum() * torch.bincount(labels, minlength=len(x))
+
+    step = graph(build)
+    for size, largest in [(4, 2), (5, 3), (7, 1), (9, 8), (6, 0), (6, 9), (5, 3)]:
+        labels = torch.tensor([0, largest, 0])
+        assert_same(build(None, X[:size], labels), step(X[:size], labels), f"{size} rows")
+    assert len(step.builds) == 3  # for one size, for more, and for a value beyond
+
+
+def test_a_number_that_moves_beside_values_that_are_read():
+    """What looks at both is right, with a build for each number."""
+
+    def build(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.allclose(y, y + 0.05, atol=0.01 * len(x)) else -x
+
+    step = graph(build)
+    for size in (4, 5, 7, 9, 5, 4):
+        assert_same(build(None, X[:size], X[0]), step(X[:size], X[0]), f"{size} rows")
 
 
 OPS: dict[str, Callable[[torch.Tensor], Any]] = {

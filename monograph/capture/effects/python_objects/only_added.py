@@ -27,6 +27,7 @@ _ADDING = frozenset({"append", "extend"})
 _METHOD_IS_A_FLAG = "LOAD_METHOD" not in {
     item.opname for item in dis.get_instructions(compile("items.append()", "", "eval"))
 }
+_REACH = 8  # instructions from a dict to the method of its list
 # what gets at the variables of functions and frames by other ways than their names
 _OF_VARIABLES = frozenset({"__closure__", "cell_contents", "f_locals"})
 _OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
@@ -76,7 +77,7 @@ def _reads_only_to_add(code: CodeType, names: Collection[str], *, in_dict: bool)
     """True if code only adds to what is in variables of these names, or hands them to functions inside."""
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     return all(
-        item.opname == "LOAD_DEREF" and _is_added_to(instructions[at + 1 : at + 4], in_dict=in_dict)
+        item.opname == "LOAD_DEREF" and _is_added_to(instructions[at + 1 : at + _REACH], in_dict=in_dict)
         for at, item in enumerate(instructions)
         if "DEREF" in item.opname and item.argval in names
     )
@@ -88,7 +89,7 @@ def _only_adds(code: CodeType, name: str, *, is_global: bool, in_dict: bool) -> 
         return True
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     return all(
-        _is_harmless(item, instructions[at + 1 : at + 4], name, in_dict=in_dict)
+        _is_harmless(item, instructions[at + 1 : at + _REACH], name, in_dict=in_dict)
         for at, item in enumerate(instructions)
         if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
     )
@@ -111,10 +112,19 @@ def _is_harmless(
 def _is_added_to(following: list[dis.Instruction], *, in_dict: bool) -> bool:
     """True if these instructions add to the list that is loaded before them, or to that of one key of the dict."""
     if in_dict:
-        if len(following) < 3 or following[0].opname not in _KEYS or following[1].opname not in _SUBSCRIPTS:
-            return False
-        following = following[2:]
+        following = _behind_entry(following)
     return bool(following) and _is_called(following[0]) and following[0].argval in _ADDING
+
+
+def _behind_entry(following: list[dis.Instruction]) -> list[dis.Instruction]:
+    """What comes when one entry of a dict has been taken, by `[key]` or `.setdefault(key, [])`; nothing if none is."""
+    names = [item.opname for item in following]
+    if len(names) > 2 and names[0] in _KEYS and names[1] in _SUBSCRIPTS:
+        return following[2:]
+    makes_it = names[1:2] and names[1] in _KEYS and names[2:3] == ["BUILD_LIST"] and following[2].arg == 0
+    if makes_it and _is_called(following[0]) and following[0].argval == "setdefault":
+        return [item for item in following[3:] if item.opname not in ("PRECALL", "CALL")]
+    return []
 
 
 def _is_called(item: dis.Instruction) -> bool:

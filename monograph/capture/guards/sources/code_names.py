@@ -5,11 +5,14 @@ from __future__ import annotations
 import builtins
 import dis
 import operator
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from types import CodeType
 from typing import Any
+
+from monograph.user_code.lines import Origin
 
 _LOOKS_BY_NAME = {"getattr", "hasattr"}  # their second argument is the name
 # what looks for attributes under names that are made at run time, or at all attributes of an object
@@ -211,3 +214,16 @@ def _second_argument(
 
 def _is_text(item: dis.Instruction) -> bool:
     return item.opname == "LOAD_CONST" and isinstance(item.argval, str)
+
+
+def line_naming(codes: Iterable[CodeType], label: str) -> Origin | None:
+    """The line that gives a value to what `label` ends with, an attribute or a variable; else the last that names it."""
+    names = re.findall(r"[^\W\d]\w*", re.sub(r"\[[^]]*\]", "", label))
+    found: Origin | None = None
+    for code in codes:
+        for item in dis.get_instructions(code):
+            if names and item.argval == names[-1] and item.positions and item.positions.lineno:
+                found = Origin(code.co_filename, item.positions.lineno)
+                if item.opname.startswith("STORE_"):
+                    return found
+    return found

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from monograph.capture.guards.sources.attributes import attributes_of
-from monograph.capture.guards.sources.code_names import CodeNames, is_computing, names_of
+from monograph.capture.guards.sources.code_names import CodeNames, is_computing, line_naming, names_of
 from monograph.capture.guards.sources.code_watch import Verdict
 from monograph.capture.guards.sources.libraries import is_library, is_library_module, is_standard, is_tracing
 from monograph.capture.guards.sources.places import Entries, Source
@@ -34,7 +34,7 @@ from monograph.capture.guards.sources.reach.objects import Objects
 from monograph.capture.guards.sources.reach.recorded import Recorded, Way
 from monograph.capture.guards.sources.reach.unguarded import asks_of_paths, unguarded_in
 from monograph.capture.guards.sources.reach.whole import Whole
-from monograph.user_code.files import is_installed_file
+from monograph.user_code.files import is_installed_file, is_user_file
 from monograph.user_code.lines import Origin, user_place
 
 # what it reads of functions and classes, its callers read
@@ -140,6 +140,10 @@ class Reach:
     def own_codes(self) -> Iterable[CodeType]:
         """The code that ran and is no library's."""
         return [code for known, code in self._functions.ran.items() if known not in self._libraries]
+
+    def line_of(self, label: str) -> Origin | None:
+        """The line of the user's that changes a place, by its label; None if no code spells its name."""
+        return line_naming((code for code in self.own_codes() if is_user_file(code.co_filename)), label)
 
     def names_of_variable(self, cell: CellType) -> set[str]:
         """The names that a variable of closures has in the code that ran."""
