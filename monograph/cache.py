@@ -46,11 +46,16 @@ class BuildCache:
         default_factory=dict
     )  # numbers of builds, in the order of their last steps
     num_dropped: int = 0  # to make room
+    # state, by builds that cannot follow it yet
+    _waited_for: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @outside_of_traces
     def find(self, call: Call) -> Build | None:
         """The build that fits a call, after a closer look than the check of each call."""
         self.part_own(call)
+        if self._waited_for:
+            self._follow(self._waited_for, at_last=True)
+            self._waited_for = {}
         return self._found(call)
 
     def _taken(self, call: Call) -> Iterator[Call]:
@@ -198,18 +203,23 @@ class BuildCache:
             gc.collect()
         return dropped
 
-    def _follow(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Bind builds to these tensors where they are bound to others in their places, or let them go of those."""
+    def _follow(self, tensors: Mapping[str, torch.Tensor], *, at_last: bool = False) -> None:
+        """Bind builds to these tensors where they are bound to others in their places, or let them go of those.
+
+        Where tensors that steps put into places are gone from there, the builds wait for the next call, which is `at_last`.
+        """
         own = set(map(id, self.own))  # these each build takes when it is called again
         for key, builds in self._live.items():
             for old in list(builds):
-                path = _replaced(old.guards.tensors, tensors, own)
-                if path is None:
+                if not (paths := _replaced(old.guards.tensors, tensors, own)):
                     continue
                 refused = old.bind_anew()
-                if refused is None and _replaced(old.guards.tensors, tensors, own) is None:
+                if refused is None and (at_last or not _replaced(old.guards.tensors, tensors, own)):
                     continue
-                self._let_go[key] = of_owned(refused or f"{path} was replaced").after(
+                if not at_last and any(place.get() is None for place in old.captured.own):
+                    self._waited_for = tensors
+                    continue
+                self._let_go[key] = of_owned(refused or f"{paths[0]} was replaced").after(
                     "the build for this was let go when "
                 )
                 _release(old)
@@ -325,16 +335,10 @@ def _release(build: Build) -> None:
 
 def _replaced(
     old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], own: Collection[int]
-) -> str | None:
-    """The path of a state tensor of `old` that is no longer the one there, but for the graph's own; None if all are."""
-    return next(
-        (
-            path
-            for path, tensor in old.items()
-            if path in new
-            and new[path] is not tensor
-            and id(new[path]) not in own
-            and not path.startswith(FREE)
-        ),
-        None,
-    )
+) -> list[str]:
+    """The paths of state tensors of `old` that are no longer those there, but for the graph's own."""
+    return [
+        path
+        for path, tensor in old.items()
+        if new.get(path, tensor) is not tensor and id(new[path]) not in own and not path.startswith(FREE)
+    ]

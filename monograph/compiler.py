@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 from monograph.backends import LoweredProgram, LoweringRequest, TunedKernel
@@ -136,8 +137,9 @@ class Build(Displayed):
             return swap
         if not swap.old:
             return "no state was replaced"
-        if self.captured.effects.found or self.captured.grown:
-            return "state was replaced, and the step changes objects of Python besides"
+        left = chain(self.captured.effects.found, self.captured.grown)
+        if any(id(item) in swap.new for effect in left for item in effect.objects()):
+            return "state was replaced that the step leaves in objects of Python, too"
         with held_back():  # what it looks at is what it writes
             self.executor.bind_anew(swap)
             self.guards.bind(swap)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from monograph.capture.effects.attributes import NOTHING, OF_MODULES, Attributes
+from monograph.capture.effects.containers import containers_in
 from monograph.capture.effects.foreign_objects import Effect
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.state_outputs import StateOutput, fits
@@ -170,14 +170,6 @@ def was_there(value: Any, known: Set[int]) -> bool:
     """True for a container or an object that is older than the step, whose ids of containers are `known`."""
     attributes = real_attributes_of(value)
     return id(value if attributes is None else attributes) in known
-
-
-def containers_in(value: Any) -> Iterator[Any]:
-    """The containers in a value, itself among them."""
-    if issubclass(type(value), (list, tuple, dict, set, deque)):  # a dead proxy has no class of its own
-        yield value
-        for item in list(value.values()) if isinstance(value, dict) else list(value):
-            yield from containers_in(item)
 
 
 def _places_in(

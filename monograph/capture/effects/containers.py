@@ -1,9 +1,9 @@
-"""The containers in nested arguments that code can change, in the order of their form, and what each holds."""
+"""The containers in nested values that code can change: of arguments in the order of their form, with what each holds."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from monograph.capture.guards.sources.attributes import attributes_of, slots_of
 from monograph.capture.guards.sources.places import Slots
 from monograph.capture.guards.sources.values import ABSENT
-from monograph.ir.call.tree import Attributed, Tree, child_paths, dict_class
+from monograph.ir.call.tree import Attributed, Tree, child_paths, dict_class, flatten
 
 Put = Callable[[Any, Sequence[Any], Sequence[Any]], None]  # lets a container hold values under keys
 
@@ -114,3 +114,20 @@ def _attributes(item: Any) -> Pairs:
 
 def _slots(item: Any) -> Slots:
     return Slots("", item, slots_of(type(item)))
+
+
+def containers_in(value: Any) -> Iterator[Any]:
+    """The containers in a value, itself among them."""
+    if issubclass(type(value), (list, tuple, dict, set, deque)):  # a dead proxy has no class of its own
+        yield value
+        for item in list(value.values()) if isinstance(value, dict) else list(value):
+            yield from containers_in(item)
+
+
+def objects_in(values: Iterable[Any]) -> Iterator[Any]:
+    """Some values, and the containers, tensors and other objects that they hold."""
+    for value in values:
+        leaves: list[Any] = []
+        flatten(value, leaves, ())
+        yield from containers_in(value)
+        yield from leaves

@@ -6,11 +6,12 @@ A capture changes nothing, so each change is undone, and done again once the ste
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final
 
+from monograph.capture.effects.containers import objects_in
 from monograph.capture.effects.held_fakes import holds_numbers_alone
 from monograph.capture.guards.objects import differences
 from monograph.capture.guards.sources.hidden import Probe
@@ -47,6 +48,11 @@ class Effect:
             value = self.after.get(key, ABSENT)
             if self.before.get(key, ABSENT) is not value:
                 self.source.restore(key, value)
+
+    def objects(self) -> Iterator[Any]:
+        """What it changes, and what it puts there."""
+        yield self.source.container()
+        yield from objects_in([*self.before.values(), *self.after.values()])
 
     @property
     def goes_on(self) -> bool:

@@ -181,3 +181,56 @@ def test_the_error_is_at_the_line_that_does_it():
             mg.trace(Model(put))(torch.ones(2, 3))
         assert caught.value.where.file == __file__
         assert caught.value.where.line == of_line(put, 2), put.__name__
+
+
+class Trained(nn.Module):
+    """Notes its losses, and in a dict outside also what it computes with."""
+
+    def __init__(self, table: dict[str, Any], *, with_weight: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.losses, self.table, self.with_weight = nn.Linear(3, 3), [], table, with_weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.fc(x).square().mean()
+        self.losses.append(loss.detach())
+        self.table["loss"] = loss.item()
+        if self.with_weight:
+            self.table["pair"] = (self.fc.weight, loss.detach())
+        return loss
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_state_that_is_replaced_beside_lists_and_dicts_that_are_filled(with_weight):
+    """Parameters that are other objects now cost no build, unless the step leaves them there too."""
+    trails = []
+    for eager in (True, False):
+        table: dict[str, Any] = {"loss": 0.0}
+        model = Trained(table, with_weight=with_weight)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        step: Any = (
+            eager_step(model, optimizer) if eager else mg.train_graph(model, lambda y, _target: y, optimizer)
+        )
+        trail = []
+        for index in range(6):
+            if index % 2 == 1:  # as load_state_dict(assign=True) does it, and a checkpoint of the optimizer
+                model.fc.weight.data = model.fc.weight.data * 0.5
+                optimizer.load_state_dict(optimizer.state_dict())
+            x = torch.full((2, 3), index + 1.0)
+            loss = step(x) if eager else step(x, x)
+            held = [table["pair"][0] is model.fc.weight, told(table["pair"][1])] if with_weight else []
+            trail.append((told(loss), told(model.losses), table["loss"], held))
+        trails.append(trail)
+    assert trails[0] == trails[1]
+    assert len(step.builds) == 1 or with_weight
+
+
+def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(x)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step

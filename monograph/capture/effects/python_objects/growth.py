@@ -9,6 +9,7 @@ from typing import Any
 
 from monograph.capture.effects.attribute_tensors import was_there
 from monograph.capture.effects.attributes import Changed, table_of
+from monograph.capture.effects.containers import objects_in
 from monograph.capture.effects.python_objects.only_added import is_only_added_to
 from monograph.capture.effects.python_objects.records import (
     Record,
@@ -54,6 +55,12 @@ class Growth:
         list.extend(self.content, self.items * self.micro_batches)
         for index in self.computed:
             self.items[index] = None
+
+    def objects(self) -> Iterator[Any]:
+        """What it changes, and what it puts there."""
+        yield self.content
+        yield from objects_in(self.items)
+        yield from objects_in(leaf for record in self.records.values() for leaf in record.leaves)
 
 
 def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:

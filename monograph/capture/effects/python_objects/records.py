@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.capture.effects.attribute_tensors import containers_in
+from monograph.capture.effects.containers import containers_in, objects_in
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.numbers.moving import is_moving
@@ -50,6 +50,11 @@ class SetRecord:
     def apply(self) -> None:
         """As after the step."""
         self.table[self.name] = self.record.made()
+
+    def objects(self) -> Iterator[Any]:
+        """What it changes, and what it puts there."""
+        yield self.table
+        yield from objects_in(self.record.leaves)
 
 
 def is_record(item: Any, own: Collection[int]) -> bool:

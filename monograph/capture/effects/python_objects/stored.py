@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from monograph.capture.effects.attribute_tensors import containers_in
+from monograph.capture.effects.containers import containers_in, objects_in
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.python_objects.records import Written
-from monograph.capture.effects.python_objects.stored_content import StoredContent, tensors_in, value_of
+from monograph.capture.effects.python_objects.stored_content import StoredContent, kept_in, value_of
 from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay
@@ -50,6 +50,11 @@ class Stored:
                 self.source.restore(key, value)
         self.computed[:] = [None] * len(self.computed)
 
+    def objects(self) -> Iterator[Any]:
+        """What it changes, and what it puts there."""
+        yield self.source.container()
+        yield from objects_in(kept for item in self.content.values() for kept in kept_in(item))
+
 
 @dataclass
 class StoredThings:
@@ -71,8 +76,8 @@ class StoredThings:
 
     def tensors(self) -> set[int]:
         """The ids of tensors from outside that these places show after each step."""
-        content = (item for stored in self.found for item in stored.content.values())
-        return self.shown | {id(tensor) for item in content for tensor in tensors_in(item)}
+        left = (item for stored in self.found for item in stored.objects())
+        return self.shown | {id(item) for item in left if isinstance(item, torch.Tensor)}
 
     def release(self, inputs: Inputs) -> None:
         """Let the guards look at the kinds alone of tensors that the step replaces and has not looked at."""

@@ -48,10 +48,12 @@ class _Made:
         return unflatten(self.tree, leaves)
 
 
-def tensors_in(item: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an entry of a content that are the same at each step."""
+def kept_in(item: Any) -> Iterator[Any]:
+    """What is in an entry of a content and the same at each step."""
     if isinstance(item, _Made):
-        yield from (leaf for leaf in item.leaves if isinstance(leaf, torch.Tensor))
+        yield from (leaf for leaf in item.leaves if not isinstance(leaf, _Slot))
+    elif not isinstance(item, _Old):
+        yield item
 
 
 def value_of(item: Any, before: Mapping[Any, Any], computed: list[Any]) -> Any:
