@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from string import Formatter
 from types import CodeType
 from typing import Any
@@ -42,7 +43,7 @@ class CodeNames:
     """What a code object names. `computed` if it may look for attributes under names that no constant spells.
 
     `whole` if it may make a text of an object, or compare two objects: C code does that without any name.
-    `handed_on` is the argument of a `__getattr__` that looks elsewhere for what it is asked for: its value is a name.
+    `handed_on` are arguments that it looks for as they are given, `getattr(item, name)`: their values are names.
     """
 
     attributes: frozenset[str]
@@ -53,7 +54,7 @@ class CodeNames:
     spelled_by: frozenset[str]  # globals whose texts are names of attributes: `getattr(cls, _FIELDS)`
     computed: bool
     whole: bool
-    handed_on: str
+    handed_on: frozenset[str]
 
 
 _known: dict[int, tuple[CodeType, CodeNames]] = {}  # a cache: by id of the code, which it keeps alive
@@ -81,7 +82,7 @@ def _names_of(code: CodeType) -> CodeNames:
     keys: set[str] = set()
     spelled_by: set[str] = set()
     computed = whole = False
-    asked, hands_on = _handed_on(code, instructions), False
+    kept, handed_on = _kept_arguments(code, instructions), set[str]()
     for index, item in enumerate(instructions):
         operation, name = item.opname, item.argval
         whole |= operation.startswith("FORMAT_") or (isinstance(name, str) and name in _MAKES_TEXTS)
@@ -90,19 +91,18 @@ def _names_of(code: CodeType) -> CodeNames:
         if operation in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
             named.add(name)
             if name in _LOOKS_BY_NAME:
-                second = _second_argument(instructions, index, asked)
-                hands_on |= second is not None and second.opname in _LOADS
-                if second is not None and second.opname == "LOAD_GLOBAL":
+                second = _second_argument(instructions, index, kept)
+                if second is not None and second.opname in _LOADS:
+                    handed_on.add(second.argval)
+                elif second is not None and second.opname == "LOAD_GLOBAL":
                     spelled_by.add(second.argval)
                 computed |= second is None
             computed |= name in _COMPUTES or name in _BUILTINS
         elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "DELETE_ATTR"):
             attributes.add(name)
-            is_handed_on = name == "__getattr__" and _calls_with(asked, instructions[index + 1 :])
-            hands_on |= is_handed_on
-            computed |= (
-                name in _COMPUTES and name != "eval" and not is_handed_on
-            )  # eval() sets a mode of modules
+            asked = _asked_of(kept, instructions[index + 1 :]) if name == "__getattr__" else ""
+            handed_on.update((asked,) if asked else ())
+            computed |= name in _COMPUTES and name != "eval" and not asked  # eval() sets a mode of modules
             if name == "__dict__":
                 key = _constant_key(instructions, index)
                 keys.update(() if key is None else (key,))
@@ -126,31 +126,27 @@ def _names_of(code: CodeType) -> CodeNames:
         frozenset(spelled_by),
         computed,
         whole,
-        asked if hands_on else "",
+        frozenset(handed_on),
     )
 
 
-def _handed_on(code: CodeType, instructions: Sequence[dis.Instruction]) -> str:
-    """The second argument of a `__getattr__`, which keeps its value; empty for other code."""
-    if code.co_name != "__getattr__" or code.co_argcount != 2:
-        return ""
-    name = code.co_varnames[1]
+def _kept_arguments(code: CodeType, instructions: Sequence[dis.Instruction]) -> frozenset[str]:
+    """The arguments of a function that keep their values; none where it compares objects by `is`, which is watched otherwise."""
+    behind = pairwise(instructions)
+    if any(item.opname == "IS_OP" and last.opname != "LOAD_CONST" for last, item in behind):
+        return frozenset()
     changes = ("STORE", "DELETE", "MAKE_CELL")
-    kept = all(item.argval != name or not item.opname.startswith(changes) for item in instructions)
-    return name if kept and all(item.opname != "IS_OP" for item in instructions) else ""
+    changed = {item.argval for item in instructions if item.opname.startswith(changes)}
+    return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - changed
 
 
-def _calls_with(name: str, following: Sequence[dis.Instruction]) -> bool:
-    """True if these instructions call a method with the variable `name`, or with another variable and that one."""
+def _asked_of(kept: frozenset[str], following: Sequence[dis.Instruction]) -> str:
+    """The argument with which these instructions call a method, alone or behind another variable; empty if they do not."""
     found = [item for item in following[:5] if item.opname not in ("PUSH_NULL", "PRECALL", "CACHE")]
     call = next((at for at, item in enumerate(found) if item.opname == "CALL"), 0)
     loads = found[:call]
-    return (
-        bool(name)
-        and 1 <= len(loads) <= 2
-        and all(item.opname in _LOADS for item in loads)
-        and loads[-1].argval == name
-    )
+    fits = 1 <= len(loads) <= 2 and all(item.opname in _LOADS for item in loads)
+    return str(loads[-1].argval) if fits and loads[-1].argval in kept else ""
 
 
 def _spelled(constant: Any) -> Iterator[str]:
@@ -193,7 +189,7 @@ def _constant_key(instructions: Sequence[dis.Instruction], index: int) -> str | 
 
 
 def _second_argument(
-    instructions: Sequence[dis.Instruction], index: int, handed_on: str
+    instructions: Sequence[dis.Instruction], index: int, kept: frozenset[str]
 ) -> dis.Instruction | None:
     """What loads the second argument of the function at `index`: a text, a global or what is handed on; else None."""
     depth = 0
@@ -207,7 +203,7 @@ def _second_argument(
         if depth < 1 or (named is not None and depth <= 2):  # something else is made of the name
             return None
         if before == 1 and depth == 2:
-            is_handed_on = item.opname in _LOADS and item.argval == handed_on
+            is_handed_on = item.opname in _LOADS and item.argval in kept
             named = item if _is_text(item) or item.opname == "LOAD_GLOBAL" or is_handed_on else None
     return None
 

@@ -1,4 +1,4 @@
-"""A `__getattr__` that looks elsewhere for what it is asked for: what was asked for counts, and nothing else."""
+"""Code that looks for names which it is given, such as a `__getattr__`: what was asked for counts, and nothing else."""
 
 from __future__ import annotations
 
@@ -96,6 +96,26 @@ def with_a_default(wrapped: Any) -> Any:
     return wrapped.scale if hasattr(wrapped, "scale") else 7
 
 
+def asked(item: Any, name: str, *, other: str = "absent") -> Any:
+    return getattr(item, name) + (getattr(item, other) if hasattr(item, other) else 0)
+
+
+def by_a_function(wrapped: Any) -> Any:
+    return asked(wrapped.inner, "sca" + "le")
+
+
+def by_a_keyword(wrapped: Any) -> Any:
+    return asked(wrapped.inner, "size", other="sca" + "le")
+
+
+def by_a_function_that_makes_it_up(wrapped: Any) -> Any:
+    def found(item: Any, name: str) -> Any:
+        name = name + "le"
+        return getattr(item, name)
+
+    return found(wrapped.inner, "sca")
+
+
 def taken_away(wrapped: Any, step: int) -> None:
     if step == 2:
         del wrapped.inner.scale
@@ -105,10 +125,19 @@ def changed(wrapped: Any, step: int) -> None:
     wrapped.inner.scale = step + 3
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("make", [Wrapper, Twice])
 @pytest.mark.parametrize(
     ("read", "between"),
-    [(spelled, changed), (made_up, changed), (one_after_another, changed), (with_a_default, taken_away)],
+    [
+        (spelled, changed),
+        (made_up, changed),
+        (one_after_another, changed),
+        (by_a_function, changed),
+        (by_a_keyword, changed),
+        (by_a_function_that_makes_it_up, changed),
+        (with_a_default, taken_away),
+    ],
 )
 def test_what_is_read_by_way_of_another_object(
     read: Callable[[Any], Any], between: Callable[[Any, int], None], make: type[Wrapper]
@@ -128,18 +157,19 @@ def test_what_is_read_by_way_of_another_object(
         between(step.wrapped, number)
 
 
-def test_lists_of_the_other_object_that_are_not_read() -> None:
+@pytest.mark.parametrize("read", [spelled, by_a_function, by_a_keyword])
+def test_lists_of_the_other_object_that_are_not_read(read: Callable[[Any], Any]) -> None:
     class Step(mg.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.wrapped = Wrapper()
 
         def build(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = x * self.wrapped.scale
+            found: torch.Tensor = x * read(self.wrapped)
             return found
 
     step = Step()
     for number in range(4):
-        assert torch.equal(step(X), X * 2)
+        assert torch.equal(step(X), X * read(step.wrapped))
         step.wrapped.inner.log.append(number)
     assert len(step.builds) == 1

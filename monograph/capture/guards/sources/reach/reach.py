@@ -198,7 +198,7 @@ class Reach:
             return verdict
         names, own = names_of(code), not is_library(code, module)
         if names.handed_on:
-            self._hand_on(frame.f_locals.get(names.handed_on))
+            self._hand_on(map(frame.f_locals.get, names.handed_on))
             if id(code) in self._functions.ran:
                 return Verdict.AGAIN
         spelled = [frame.f_globals.get(name) for name in names.spelled_by]
@@ -229,11 +229,11 @@ class Reach:
             return Verdict.AGAIN
         return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN
 
-    def _hand_on(self, name: Any) -> None:
-        """A `__getattr__` looks elsewhere for this name."""
-        if type(name) is str:
-            self._recorded.make_up([name])
-            self._count_parts([name])
+    def _hand_on(self, given: Iterable[Any]) -> None:
+        """Code looks for these names, which it was given."""
+        names = [name for name in given if type(name) is str]
+        self._recorded.make_up(names)
+        self._count_parts(names)
 
     def _aside(self, code: CodeType, frame: FrameType, module: str) -> Verdict | None:
         """The verdict on code that reads nothing of the step's; None for all other."""
