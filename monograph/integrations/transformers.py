@@ -109,6 +109,7 @@ class GraphTrainer(Trainer):
                 hint="call it after train(), or in a callback's on_step_end()",
             )
         inputs, *others = self._last
+        _settle(self.model, self._architectures)
         with _training(self.model):
             return self.graph.verify(dict(inputs), *others, **options)
 

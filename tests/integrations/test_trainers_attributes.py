@@ -127,6 +127,7 @@ def test_what_only_the_loop_moves_leads_to_no_build(tmp_path: Path, caplog: pyte
 
 def test_verify_takes_the_last_step_and_the_build_that_made_it(tmp_path: Path) -> None:
     made = trained(GraphTrainer, tmp_path, max_steps=2)
+    made.save_model(str(tmp_path))  # which writes into the configuration of the model
     made.model.eval()
     report = made.verify()
     assert report.ok, report
