@@ -175,7 +175,7 @@ class Registry:
                 hint="leave the attribute out: the graph has the optimizer, and steps it after build(); if build() itself "
                 "is to step it: self.add_optimizer(optimizer, manual=True)"
                 if is_added
-                else "write self.add_optimizer(optimizer) instead: the graph has it then, and steps it after build(); if build() itself "
+                else "call self.add_optimizer(optimizer) instead: the graph has it then, and steps it after build(); if build() itself "
                 "is to step it, write self.add_optimizer(optimizer, manual=True) before this line",
             )
         is_parameter = isinstance(value, nn.Parameter)

@@ -141,7 +141,7 @@ def _kept_arguments(code: CodeType, instructions: Sequence[dis.Instruction]) -> 
 
 
 def _asked_of(kept: frozenset[str], following: Sequence[dis.Instruction]) -> str:
-    """The argument with which these instructions call a method, alone or behind another variable; empty if they do not."""
+    """The argument with which these instructions call a method, alone or after another variable; empty if they do not."""
     found = [item for item in following[:5] if item.opname not in ("PUSH_NULL", "PRECALL", "CACHE")]
     call = next((at for at, item in enumerate(found) if item.opname == "CALL"), 0)
     loads = found[:call]
