@@ -56,6 +56,7 @@ def test_steps_before_the_swap_have_eagers_bits_and_the_swap_is_where_it_was_ask
     assert graph.state_dict()["graph.about"]["swapped_at"] == 3
 
 
+@pytest.mark.long
 def test_the_step_of_the_swap_is_that_of_before_on_resume() -> None:
     eager, graph = in_background(swap_at=2)
     first, second, *others = batches(5)

@@ -181,6 +181,7 @@ def test_the_cache_tells_its_size_and_is_cleared(tmp_path, monkeypatch):
     assert entries() == []
 
 
+@pytest.mark.long
 def test_an_entry_that_another_graph_runs_may_be_cleared(compiled, tmp_path, monkeypatch, caplog):
     cache = shutil.copytree(compiled[0], tmp_path / "cache")
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(cache))

@@ -49,6 +49,7 @@ def dropped() -> tuple[nn.Module, Any, Any]:
     return model, torch.randn(512, 64), torch.randint(10, (512,))
 
 
+@pytest.mark.long
 def test_the_peak_of_a_compiled_step_is_what_the_allocator_counts():
     step, batch = compiled()
     (build,) = step.builds

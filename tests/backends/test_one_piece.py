@@ -71,6 +71,7 @@ def run_of(graph: Steps, given: Sequence[torch.Tensor]) -> list[tuple[torch.Tens
     return [*(graph(x) for x in given), tuple(graph.model.to(nn.Module).parameters())]
 
 
+@pytest.mark.long
 def test_steps_give_what_the_first_run_gives_and_results_outlive_them():
     graph = Steps()
     (x,) = batches(1)

@@ -281,7 +281,8 @@ def test_the_table_has_all_of_torch() -> None:
     assert kinds == {*_OPTIONS, *_NEVER}
 
 
-@pytest.mark.every_case
+@pytest.mark.long
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", QUICK)
 def test_optimizers_do_as_in_eager_mode(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

@@ -203,7 +203,8 @@ MORE: dict[str, Case] = {
 }
 
 
-@pytest.mark.every_case
+@pytest.mark.long
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", FOUR)
 def test_copies_of_a_pipeline_equal_copies_of_the_model(case: str, four: Wrong) -> None:
     assert_right(case, four)

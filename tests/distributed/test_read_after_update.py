@@ -275,7 +275,8 @@ QUICK: dict[str, Case] = {
 }
 
 
-@pytest.mark.every_case
+@pytest.mark.long
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", QUICK)
 def test_updates_are_read_whole(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

@@ -175,6 +175,7 @@ def test_wrong_arguments(infer):
     assert torch.equal(package(torch.zeros(8, 4).t(), 1.0)["scores"], package(x, 1.0)["scores"])
 
 
+@pytest.mark.long
 def test_what_is_not_loaded(infer, tmp_path, monkeypatch):
     path, _ = infer
     with monkeypatch.context() as patch:

@@ -101,6 +101,7 @@ def looped(monkeypatch: pytest.MonkeyPatch) -> Looped:
     return made
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("seconds", [repeated_runs.PIECE_SECONDS, 0.0], ids=["pieces", "each step"])
 def test_the_bits_are_those_of_single_calls(
     seconds: float, looped: Looped, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,7 @@ def test_numbers_that_are_read_are_planned_too() -> None:
     assert Scaled().memory(mg.spec((8, 4), device="meta")).peak_bytes >= 8 * 4 * 4
 
 
+@pytest.mark.long
 def test_work_grows_with_the_number_of_ops() -> None:
     calls = {layers: calls_of(lambda layers=layers: planned(layers)) for layers in (8, 8, 16, 32)}
     assert calls[32] - calls[16] <= 2.2 * (calls[16] - calls[8])

@@ -139,6 +139,7 @@ def test_memory_may_have_a_unit() -> None:
             Classifier().max_batch(*forms(1), memory=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_memory_budget_is_a_limit_too() -> None:
     def budgeted(budget: Any) -> Classifier:
         step = Classifier()

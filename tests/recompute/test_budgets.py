@@ -85,6 +85,7 @@ def eagerly(make: Callable[[], Made]) -> tuple[list[torch.Tensor], nn.Module]:
     return losses, model
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("make", [text_model, image_model, patch_model])
 def test_steps_under_a_budget_have_the_bits_of_eager(make):
     losses, model = eagerly(make)
@@ -234,6 +235,7 @@ def test_another_budget_is_another_build():
     assert [build.settings.memory_budget is None for build in step.builds] == [True, False]
 
 
+@pytest.mark.long
 def test_micro_batches_are_held_to_it_too():
     def run(budget: int | str | None) -> tuple[mg.Graph, torch.Tensor, nn.Module]:
         (model, loss, x, y), optimizer = made(text_model)

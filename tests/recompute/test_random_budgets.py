@@ -106,6 +106,7 @@ def assert_near_the_best(count: int) -> None:
     assert max(ratios) < 1.1
 
 
+@pytest.mark.long
 def test_the_search_is_near_the_best_choice():
     assert_near_the_best(30)
 

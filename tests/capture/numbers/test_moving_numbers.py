@@ -173,6 +173,7 @@ def test_an_argument_is_a_float(name: str) -> None:
         assert len(graph.builds) == 1
 
 
+@pytest.mark.long
 def test_a_module_imported_between_two_captures_knows_the_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
