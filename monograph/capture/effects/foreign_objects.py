@@ -42,7 +42,7 @@ class Effect:
     def apply(self) -> None:
         """As after the step."""
         if isinstance(self.source, Content):
-            self.source.replace(self.after)
+            self.source.change(self.before, self.after)
             return
         for key in [*self.after, *(key for key in self.before if key not in self.after)]:
             value = self.after.get(key, ABSENT)

@@ -119,7 +119,7 @@ PUTS = [
 def told(item: Any) -> Any:
     """The numbers in a value."""
     if isinstance(item, torch.Tensor):
-        return item.item()
+        return item.tolist()
     if isinstance(item, dict):
         return {name: told(value) for name, value in item.items()}
     if isinstance(item, (list, Pair)):
@@ -223,6 +223,44 @@ def test_state_that_is_replaced_beside_lists_and_dicts_that_are_filled(with_weig
         trails.append(trail)
     assert trails[0] == trails[1]
     assert len(step.builds) == 1 or with_weight
+
+
+@pytest.mark.parametrize("known", ["weight", "box", "text"])
+def test_what_is_known_and_a_number_in_one_dict(known):
+    """Each entry of a dict is written by itself: what puts one there does not put back another."""
+    trails = []
+    for eager in (True, False):
+        table: dict[str, Any] = {"loss": 0.0, "known": None, "steps": 0}
+        torch.manual_seed(0)
+        fc = nn.Linear(3, 3)
+
+        class Known(nn.Module):
+            def __init__(self, fc: nn.Module, table: dict[str, Any]) -> None:
+                super().__init__()
+                self.fc, self.table = fc, table
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                loss: torch.Tensor = self.fc(x).square().mean()
+                self.table["known"] = {"weight": self.fc.weight, "box": OLD, "text": "a step"}[known]
+                self.table["loss"] = loss.item()
+                self.table["steps"] += 1
+                return loss
+
+        model = Known(fc, table)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        step: Any = (
+            eager_step(model, optimizer) if eager else mg.train_graph(model, lambda y, _t: y, optimizer)
+        )
+        trail = []
+        for index in range(4):
+            x = torch.full((2, 3), index + 1.0)
+            loss = step(x) if eager else step(x, x)
+            is_known = table["known"] is fc.weight or table["known"] is OLD
+            trail.append((told(loss), table["loss"], table["steps"], told(table["known"]), is_known))
+            if index == 1:
+                table["known"] = None
+        trails.append(trail)
+    assert trails[0] == trails[1]
 
 
 def eager_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], torch.Tensor]:

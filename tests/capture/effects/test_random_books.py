@@ -14,6 +14,7 @@ import monograph as mg
 
 TABLE: dict[str, Any] = {}
 ITEMS: list[Any] = []
+HELD: dict[str, Any] = {}  # the model, and an object that is there before
 KEYS = ["a", "b", "c", "d"]
 
 
@@ -35,6 +36,8 @@ KINDS: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "dict": lambda tensor, _: {"tensor": tensor, "number": tensor.item()},
     "list": lambda tensor, factor: [tensor, factor],
     "object": an_object,
+    "parameter": lambda *_: HELD["model"].fc.weight,
+    "known": lambda *_: HELD["box"],
 }
 
 
@@ -106,6 +109,8 @@ class Model(nn.Module):
                     self.box.mean = made  # type: ignore[attr-defined]
                 else:
                     self.box.last = made  # type: ignore[attr-defined]
+            elif isinstance(made, nn.Parameter):
+                self.last = (made,)  # by itself it would be one of this module, too
             elif key in "ab":
                 self.mean = made
             else:
@@ -131,6 +136,7 @@ def trail(program: list[tuple[Any, ...]], begin: dict[str, Any], *, eager: bool,
     ITEMS[:] = begin.values()
     torch.manual_seed(0)
     model = Model(program, begin)
+    HELD.update(model=model, box=an_object(torch.ones(()), 3))
     step = model if eager else mg.trace(model)
     found = []
     for value in range(1, 5):

@@ -163,6 +163,22 @@ class Content(Source):
             live.extend(values) if isinstance(live, deque) else live.update(values)
         return True
 
+    def change(self, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
+        """Make what was `before` what it is `after`; where the keys are the same, entries that do not differ stay what they are now."""
+        live = self.content
+        is_dict, in_order = isinstance(live, dict), isinstance(live, (list, deque))
+        if not (is_dict or in_order) or before.keys() != after.keys():
+            self.replace(after)
+            return
+        for key, value in after.items():
+            if value is before[key]:
+                continue
+            if is_dict and key[1] == 0:  # another key
+                self.replace(after)
+                return
+            kind: Any = dict_class(live) if is_dict else list if isinstance(live, list) else deque
+            kind.__setitem__(live, after[key[0], 0] if is_dict else key, value)
+
     def table(self) -> dict[Any, Any] | None:
         # an OrderedDict keeps its order outside of the dict
         return self.content if isinstance(self.content, dict) and not is_ordered(self.content) else None
