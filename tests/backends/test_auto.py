@@ -164,6 +164,7 @@ def test_no_process_is_left_behind(cache: Path, tmp_path: Path, end: str) -> Non
     assert "Error in" not in ran.stderr
 
 
+@pytest.mark.long
 def test_a_broken_entry_of_the_cache_is_made_again_with_one_warning(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,7 @@ def test_without_a_step_it_swaps_as_soon_as_the_code_is_there() -> None:
     assert internals_of(graph).upgrades.swapped_at is not None
 
 
+@pytest.mark.long
 def test_in_deterministic_mode_the_first_step_waits() -> None:
     _eager, graph = in_background()
     torch.use_deterministic_algorithms(True)

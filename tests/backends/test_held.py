@@ -78,6 +78,7 @@ def test_so_it_is_of_other_models(make, optimizer, accumulate):
     assert step.builds[0].memory.peak_bytes == pytest.approx(peak, rel=0.02)
 
 
+@pytest.mark.long
 def test_holders_and_moments_are_of_the_program():
     step, _ = compiled()
     memory, program = step.builds[0].memory, step.builds[0].program

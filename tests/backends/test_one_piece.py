@@ -89,6 +89,7 @@ def test_steps_give_what_the_first_run_gives_and_results_outlive_them():
         assert_same(first, made)
 
 
+@pytest.mark.long
 def test_a_step_that_fails_leaves_the_next_ones_whole():
     graph, given = Steps(), batches(3)
     expected = copies(run_of(graph, given))

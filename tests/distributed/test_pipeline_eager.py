@@ -245,7 +245,8 @@ FOUR: dict[str, Case] = {
 }
 
 
-@pytest.mark.every_case
+@pytest.mark.long
+@pytest.mark.ranks
 @pytest.mark.parametrize("case", QUICK)
 def test_a_step_in_eager_mode_is_that_of_the_pipeline(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

@@ -203,6 +203,7 @@ def test_what_is_not_loaded(infer, tmp_path, monkeypatch):
         mg.load(tmp_path / "nothing.pt2", trust=True)
 
 
+@pytest.mark.long
 def test_a_process_without_the_model(infer, tmp_path):
     path, graph = infer
     (tmp_path / "packages").mkdir()

@@ -513,6 +513,7 @@ def test_a_schedule_passes_a_branch_in_its_step(looped: Looped) -> None:
     assert len(together.builds) == len(single.builds) == 2
 
 
+@pytest.mark.long
 def test_a_schedule_that_ends_does_so_in_its_step(looped: Looped) -> None:
     def schedule(optimizer: Any) -> Any:
         return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=45)

@@ -110,6 +110,7 @@ def shortened_like_a_screen(text: str) -> str:
     return "\n".join(lines[:60] + more * (len(lines) > 60))
 
 
+@pytest.mark.long
 def test_a_large_graph_fits_into_a_cell():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(300)))
     graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))

@@ -122,6 +122,7 @@ def test_nothing_is_changed() -> None:
     gc.collect()
 
 
+@pytest.mark.long
 def test_a_decoder_without_memory() -> None:
     shape = Shape(layers=2, width=256, heads=8, groups=2, inner=512, words=1000, length=128)
     assert shape.groups < SEVENTY_BILLION.groups

@@ -36,6 +36,7 @@ KINDS: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "dict": lambda tensor, _: {"tensor": tensor, "number": tensor.item()},
     "list": lambda tensor, factor: [tensor, factor],
     "object": an_object,
+    "text": lambda _, factor: f"times {factor}",
     "parameter": lambda *_: HELD["model"].fc.weight,
     "known": lambda *_: HELD["box"],
 }
@@ -161,7 +162,7 @@ def compare(seed: int) -> None:
         place = draw.choice(places)
         values = [(draw.choice(kinds), draw.randint(1, 4)) for _ in range(2)]
         program.append((place, draw.choice(OPS[PLACES[place]]), draw.choice(KEYS), *values))
-    begin = {key: float(draw.randint(0, 5)) for key in KEYS if draw.random() < 0.4}
+    begin = {key: draw.choice([None, *map(float, range(6))]) for key in KEYS if draw.random() < 0.4}
     empties = draw.random() < 0.3
     expected = trail(program, begin, eager=True, empties=empties)
     found = trail(program, begin, eager=False, empties=empties)
