@@ -49,9 +49,8 @@ class AttributeValues:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         for change in self.attributes.changed(reads):
             if change.path not in self.carried and _holds_ints(change.value):
-                raise not_repeatable(
-                    change.path, self.reach.line_of(change.path)
-                )  # a build for the present sizes and numbers can do that
+                # a build for the present sizes and numbers can do that
+                raise not_repeatable(change.path, self.reach.line_of(change.path))
         return [
             (table_of(change.owner), change.name, change.value)
             for change in self._plain(reads)

@@ -16,7 +16,7 @@ from monograph.capture.effects.python_objects.counters import (
 )
 from monograph.capture.effects.python_objects.number_places import Place, place_in, value_before
 from monograph.capture.guards.sources.overlay import Overlay
-from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source
+from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source, has_other_keys
 from monograph.capture.guards.sources.values import ABSENT, Moves, MovesInside, same
 from monograph.capture.numbers.moving import is_moving
 
@@ -58,7 +58,7 @@ def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place
     found = list(attributes)
     for effect in effects.found:
         before, after = effect.before, effect.after
-        if not _has_other_keys(before, after):
+        if not has_other_keys(before, after):
             keys = [
                 key for key in before if key in effect.source.recorded and _counts(before[key], after[key])
             ]
@@ -77,7 +77,7 @@ def check_forms(sources: Iterable[Source], counters: Counters) -> None:
         if (
             isinstance(source, Content)
             and id(source.content) in homes
-            and _has_other_keys(source.recorded, source.now())
+            and has_other_keys(source.recorded, source.now())
         ):
             raise Uncounted(source.label)
 
@@ -126,13 +126,7 @@ def numbers_put(
 
 def _is_made_anew(source: Content, now: Mapping[Any, Any]) -> bool:
     """True if a container has got other keys, another length, or tensors of the step."""
-    if _has_other_keys(source.recorded, now):
+    if has_other_keys(source.recorded, now):
         return True
     new = [value for key, value in now.items() if value is not source.recorded[key]]
     return any(holds_fakes(value, with_numbers=False) for value in new)
-
-
-def _has_other_keys(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
-    return before.keys() != after.keys() or any(
-        before[key] is not after[key] for key in before if isinstance(key, tuple) and key[1] == 0
-    )

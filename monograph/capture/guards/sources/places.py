@@ -166,18 +166,17 @@ class Content(Source):
     def change(self, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> None:
         """Make what was `before` what it is `after`; where the keys are the same, entries that do not differ stay what they are now."""
         live = self.content
-        is_dict, in_order = isinstance(live, dict), isinstance(live, (list, deque))
-        if not (is_dict or in_order) or before.keys() != after.keys():
+        if not isinstance(live, (dict, list, deque)) or has_other_keys(before, after):
             self.replace(after)
             return
+        kind: Any = deque
+        if is_dict := isinstance(live, dict):
+            kind = dict_class(live)
+        elif isinstance(live, list):
+            kind = list
         for key, value in after.items():
-            if value is before[key]:
-                continue
-            if is_dict and key[1] == 0:  # another key
-                self.replace(after)
-                return
-            kind: Any = dict_class(live) if is_dict else list if isinstance(live, list) else deque
-            kind.__setitem__(live, after[key[0], 0] if is_dict else key, value)
+            if value is not before[key]:
+                kind.__setitem__(live, after[key[0], 0] if is_dict else key, value)
 
     def table(self) -> dict[Any, Any] | None:
         # an OrderedDict keeps its order outside of the dict
@@ -185,6 +184,13 @@ class Content(Source):
 
     def container(self) -> Any:
         return self.content
+
+
+def has_other_keys(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
+    """True if the content of a container has got other keys or another length."""
+    return before.keys() != after.keys() or any(
+        before[key] is not after[key] for key in before if isinstance(key, tuple) and key[1] == 0
+    )
 
 
 def is_ordered(content: Any) -> bool:
