@@ -465,6 +465,27 @@ def alone(rank: int) -> None:
         assert not any(said in text for text in warnings_of(NetStep(model, plain_body)))
 
 
+def of_one_name(rank: int) -> None:
+    """A graph that has no build says so to the others of its own, and not to those of a class that has its name."""
+
+    def named(body: Callable[..., torch.Tensor]) -> mg.Graph:
+        class Named(NetStep):
+            pass
+
+        return Named(Net(), body)
+
+    def failing(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no build")
+
+    torch.manual_seed(0)
+    batch = torch.randn(4, 6)
+    with pytest.raises(ValueError, match="no build"):
+        named(failing)(batch)
+    graph = named(plain_body)
+    graph.config.enable_data_parallel()
+    assert graph(batch).isfinite()
+
+
 def compiled(rank: int) -> None:
     """Compiled steps are as near as they promise."""
     made = WORKLOADS["gpt"](smoke=True)
@@ -491,7 +512,7 @@ QUICK: dict[str, Case] = {
             *(two_forwards, two_backwards, unsynchronised, accumulated, kept, unused_found, unused_refused),
             *(other_sizes, ignoring, scaled, averaged, two_optimizers, nonfinite, eager_and_verify),
             *(same_program, few_collectives, no_sync_outside, hooked, both, in_place_collective),
-            *(own_collective, alone),
+            *(own_collective, alone, of_one_name),
         )
     },
 }

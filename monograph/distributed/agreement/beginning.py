@@ -18,12 +18,17 @@ _START: Final = "TORCHELASTIC_RESTART_COUNT"  # of torchrun, which may keep the 
 
 
 class Beginning:
-    """What this rank has said of its first builds, and how it hears of those of others while it waits for them."""
+    """What this rank has said of the first builds of a graph, and how it hears of those of others while it waits for them.
+
+    Graphs of two classes may have one name, so each rank counts them.
+    """
 
     def __init__(self, name: str) -> None:
-        prefix = f"monograph/{name}/beginning/{os.environ.get(_START, '')}"
-        self._store: Any = PrefixStore(prefix, store_of(whole_group()))
         self._rank, self._failed = distributed.get_rank(), 0
+        of_name = PrefixStore(
+            f"monograph/{name}/beginning/{os.environ.get(_START, '')}", store_of(whole_group())
+        )
+        self._store: Any = PrefixStore(str(of_name.add(f"graphs/{self._rank}", 1)), of_name)
         self._heard: DistributedError | None = None  # of another rank, which has said so itself
 
     def begins(self) -> None:
