@@ -11,6 +11,7 @@ from monograph.backends.aten import plan_to_run
 from monograph.compiler import Build
 from monograph.inspect.memory.devices import peaks_by_device
 from monograph.inspect.memory.holders import holders
+from monograph.inspect.memory.kernels import kernel_bytes
 from monograph.inspect.memory.point import Point
 from monograph.inspect.memory.report import MemoryReport, PassMemory
 from monograph.ir.meta import TensorMeta, origin, value
@@ -57,6 +58,7 @@ def _report(graph: str, build: Build, inputs: Sequence[Any] | None) -> MemoryRep
         holders=Rows(holders(plan, memory)),
         passes=Rows(_passes(build, memory, sizes)),
         notes=tuple(notes),
+        kernel_bytes=0 if build.settings.is_compiled else kernel_bytes(plan.program, memory),
     )
 
 

@@ -31,8 +31,8 @@ class MemoryReport(Displayed):
 
     `peak_bytes` is what the step itself holds when it holds most, above `state_bytes`, which parameters, buffers and
     optimizer state take, and `argument_bytes`. `by_device` has that peak for each device, at its own moment. `holders` are
-    all that is held at the peak: they sum up to `total_bytes`. What kernels allocate inside of themselves on `aten` is not
-    counted, nor is what no op of the step reads.
+    all that is held at the peak: they sum up to `total_bytes`. Where a step runs op by op on a CPU, kernels of libraries take up to
+    `kernel_bytes` more for themselves; compiled code counts those. What no op of the step reads is not counted.
     """
 
     graph: str
@@ -46,6 +46,7 @@ class MemoryReport(Displayed):
     holders: tuple[Holding, ...]
     passes: tuple[PassMemory, ...]
     notes: tuple[str, ...] = ()
+    kernel_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -73,6 +74,7 @@ class MemoryReport(Displayed):
             "state_bytes": self.state_bytes,
             "argument_bytes": self.argument_bytes,
             "total_bytes": self.total_bytes,
+            "kernel_bytes": self.kernel_bytes,
             "by_device": dict(self.by_device),
             "peak": self.peak.to_dict(),
             "holders": [asdict(item) for item in self.holders],
@@ -103,6 +105,8 @@ class MemoryReport(Displayed):
         lines = [f"{self.graph} on {self.backend}: {self._head()}"]
         if self.peak.op:
             lines.append(f"the peak is at {self.peak.op}, {self.peak.where}".rstrip(", "))
+        if self.kernel_bytes:
+            lines.append(f"kernels take up to {bytes_text(self.kernel_bytes)} more for themselves")
         if len(self.by_device) > 1:
             devices = [f"{bytes_text(count)} on {name}" for name, count in self.by_device.items()]
             lines.append(f"the step makes at most {', '.join(devices)}")
