@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support.choice import mark_long, mark_search
+from tests.support.choice import choose
 from tests.support.garbage import collect_quickly
 from tests.support.threads import set_threads
 
@@ -48,8 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_long(items)
-    mark_search(items)
+    choose(items)
 
 
 def pytest_collection_finish() -> None:

@@ -1,57 +1,55 @@
 """What `make test` runs of a test with many cases: the first and the last one. `make test-all` runs three more, `make search` all.
 
-Cases on the compiled backend do not count where a test has others: the tests of `tests/backends` are about that one.
-What is left out of `make test` gets the mark `long`, and what is left out of both gets the mark `search`: cases beyond
-those three, and long cases of the tests that `costly.txt` names, since they take several seconds each. Where this choice is not a good one, tests say so:
-`@pytest.mark.every_case` keeps all cases, which take no time then; `@pytest.mark.one_case` keeps the first one, where
-a case takes a second; `@pytest.mark.long` leaves out the test, and `only_quick` says which cases stand for it.
+`costly.txt` says how long costly cases take: `make test` leaves out what takes a second or more, and `make test-all` runs
+no more than those two of a test with a case of three. Cases on the compiled backend do not count where a test has others: the tests of
+`tests/backends` are about that one. What is left out of `make test` gets the mark `long`, and what is left out of both
+the mark `search`. Where this choice is not a good one, tests say so: `@pytest.mark.every_case` keeps all cases, which
+take no time then; `@pytest.mark.one_case` keeps the first one, where a case takes half a second; `@pytest.mark.long`
+leaves out the test, and `only_quick` says which cases stand for it; `@pytest.mark.quick` keeps a costly one.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-_CASES = 3  # beside the quick ones
-_COSTLY = Path(__file__).with_name("costly.txt")  # `python -m tests.support.costly` writes it
+from tests.support.costly import known_seconds, test_of
+
+_CASES = 3  # beside those that stand for their test
+_TOO_COSTLY = 3  # seconds
 
 
-def mark_long(items: Sequence[pytest.Item]) -> None:
-    """Mark as `long` the cases between those that stand for their test."""
-    for cases in _by_test(items, lambda marks: marks.isdisjoint({"long", "every_case"})).values():
-        candidates = [item for item in cases if not _is_compiled(item)] or cases
-        candidates = [item for item in candidates if not any(item.iter_markers("search"))] or candidates
-        last = 0 if any(cases[0].iter_markers("one_case")) else len(candidates) - 1
-        chosen = [candidates[number] for number in (0, last)]
+def choose(items: Sequence[pytest.Item]) -> None:
+    """Mark what `make test` leaves out as `long`, and what `make test-all` leaves out too as `search`."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tests[test_of(item.nodeid)].append(item)
+    seconds = known_seconds()
+    costly = {test_of(case) for case, spent in seconds.items() if spent >= _TOO_COSTLY}
+    for name, cases in tests.items():
+        chosen = _standing_for(cases)
+        others = [item for item in cases if item not in chosen and not any(item.iter_markers("search"))]
+        num_kept = 0 if name in costly else min(_CASES, len(others))
+        kept = [others[number * len(others) // num_kept] for number in range(num_kept)]
         for item in cases:
-            if item not in chosen or any(item.iter_markers("search")):
+            is_quick = seconds.keys().isdisjoint({item.nodeid, name}) or any(item.iter_markers("quick"))
+            if item not in chosen or not is_quick:
                 item.add_marker("long")
-
-
-def mark_search(items: Sequence[pytest.Item]) -> None:
-    """Mark as `search` the long cases beyond those, spread evenly, that `make test-all` runs of a test, and all costly ones."""
-    costly = set(_COSTLY.read_text().split())
-    for name, cases in _by_test(items, lambda marks: "long" in marks and "search" not in marks).items():
-        num_kept = 0 if name in costly else min(_CASES, len(cases))
-        kept = {number * len(cases) // num_kept for number in range(num_kept)}
-        for number, item in enumerate(cases):
-            if number not in kept:
+            if item not in chosen and item not in kept:
                 item.add_marker("search")
 
 
-def _by_test(
-    items: Sequence[pytest.Item], belongs: Callable[[set[str]], bool]
-) -> dict[str, list[pytest.Item]]:
-    """The cases of each test whose marks are such, by the name of the test."""
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if belongs({mark.name for mark in item.iter_markers()}):
-            tests[item.nodeid.partition("[")[0]].append(item)
-    return tests
+def _standing_for(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The cases that stand for their test: all that say so, the first and the last of the others."""
+    free = [item for item in cases if not {"long", "search"} & {mark.name for mark in item.iter_markers()}]
+    always = [item for item in free if any(item.iter_markers("every_case"))]
+    others = [item for item in free if item not in always]
+    others = [item for item in others if not _is_compiled(item)] or others
+    last = 0 if any(cases[0].iter_markers("one_case")) else -1
+    return always + ([others[0], others[last]] if others else [])
 
 
 def only_quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
