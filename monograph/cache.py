@@ -152,8 +152,8 @@ class BuildCache:
             if next(build.differences(call), None) is None:
                 build.guards.settle()  # values are other objects that are equal
                 return build
-        for build in builds:
-            if build.bind_anew() is None:
+        for build in builds:  # those that follow may have been let go of
+            if build in self.builds_for(call) and build.bind_anew() is None:
                 self._follow(build.guards.tensors)
                 self._own.recount()
                 if next(build.differences(call), None) is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from collections import Counter
@@ -26,6 +25,7 @@ from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import monograph_version
 from monograph.compat.tensors import storage_key
 from monograph.errors import ArtifactError, BackendError
+from monograph.export.branches import branches, check_branches
 from monograph.ir.call.tree import leaf_paths
 from monograph.ir.graph_signature import (
     Argument,
@@ -49,7 +49,6 @@ from monograph.passes.table import pipeline
 from monograph.settings import Settings
 from monograph.state.averages import Average
 
-_INPUT: Final = re.compile(r"\bi\[(\d+)\]")
 _NOT_TO_REPEAT: Final = "make more steps before it is exported, or deploy it with mg.save(graph, path)"
 
 
@@ -203,10 +202,8 @@ class _Binding:
                 raise Refused(
                     f"{path} shares memory with other state, and the step changes it", "clone one of them"
                 )
-        conditions = self._step.conditions
-        read_out = () if conditions.read_out is None else conditions.read_out.positions
-        for about, text in zip(conditions.about, conditions.texts, strict=True):
-            positions = {int(found) for found in _INPUT.findall(text)} | set(read_out if "n[" in text else ())
+        check_branches(self._step)
+        for about, positions in branches(self._step.conditions):
             if any(sources[position] in written for position in positions):
                 raise Refused(
                     f"`{about}` holds in this step, and a later one may need another program",

@@ -11,6 +11,7 @@ from torch import nn
 from monograph.artifact.pack import Step
 from monograph.artifact.schema.tree import plain_name
 from monograph.checkpoint.errors import Refused
+from monograph.export.branches import check_branches
 from monograph.export.onnx import Exported
 from monograph.ir.call.dims import Arguments, Dim
 from monograph.ir.call.signature import Spec, TensorKey, call_paths, constant_of
@@ -57,6 +58,7 @@ def flat_module(build: Callable[..., Any], owned: Owned, step: Step, declared: A
                 f"build() takes {what}, which no exported file does", "pass it as a tensor of one element"
             )
         leaves.append(key if isinstance(key, TensorKey) else constant_of(key))
+    check_branches(step)
     module = _Flat(build, owned, step.tree, tuple(leaves))
     keys = [key for key in leaves if isinstance(key, TensorKey)]
     names = [

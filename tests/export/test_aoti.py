@@ -8,6 +8,8 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -353,3 +355,30 @@ def test_an_op_of_python_is_refused(tmp_path):
         mg.export_aoti(graph, tmp_path / "a.pt2")
     assert caught.value.where.file == __file__
     assert list(tmp_path.iterdir()) == []
+
+
+class Branch(mg.Graph):
+    """The value of an argument decides what the step computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.config.backend("aten")
+
+    def build(self, x: torch.Tensor, flag: torch.Tensor | float) -> torch.Tensor:
+        values = self.linear(x)
+        is_set = flag.any() if isinstance(flag, torch.Tensor) else flag > 0
+        return values * 100 if is_set else values * flag
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("export", [mg.export_aoti, mg.export_onnx])
+@pytest.mark.parametrize("flag", [torch.tensor([True, False]), 0.5])
+def test_a_branch_that_an_argument_decides_is_refused(export: Any, flag: Any, tmp_path: Path) -> None:
+    graph, place = Branch(), tmp_path / "step.pt2"
+    with torch.no_grad():
+        graph(torch.ones(2, 4), flag)
+        with pytest.raises(mg.ArtifactError, match=r"others may need another program|takes a float"):
+            export(graph, place)
+    assert not place.exists()
