@@ -106,6 +106,12 @@ def _about_structure(reason: Reason) -> str:
     return "each choice of arguments has a build: give the same ones in each call"
 
 
+def _about_state_form(reason: Reason) -> str:
+    if str(reason).startswith("requires_grad of"):
+        return "each choice of what trains has a build, and it stays: nothing to do, if there are few"
+    return "set dtype, device and strides of parameters and buffers before the first call"
+
+
 def _always(text: str) -> Callable[[Reason], str]:
     return lambda reason: text.format(place=reason.place)
 
@@ -165,9 +171,7 @@ LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.OPTIMIZER: _always(
         "the optimizer has other state or other groups, which costs one build: nothing to do, unless it changes often"
     ),
-    Cause.STATE_FORM: _always(
-        "set requires_grad, dtype and device of parameters and buffers before the first call"
-    ),
+    Cause.STATE_FORM: _about_state_form,
     Cause.HOOK: _always("register hooks once, before the first call, and leave them there"),
     Cause.READ: _always(
         "what differs at each step can stay a tensor: torch.where(condition, a, b) for a branch, a fixed size and a mask for "

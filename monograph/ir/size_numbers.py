@@ -34,6 +34,11 @@ _COMPUTED = (
 )
 
 
+def reads_sizes(graph: fx.Graph) -> bool:
+    """True if an op of it reads a size of a tensor."""
+    return any(node.target in _READ for node in graph.nodes)
+
+
 def numbers_of_sizes(graph: fx.Graph) -> frozenset[fx.Node]:
     """Those that compilers keep as numbers: the shapes of what they compute are made of them."""
     found: set[fx.Node] = set()

@@ -544,6 +544,35 @@ def test_a_branch_that_is_not_taken_any_more(tmp_path):
     )
 
 
+class BranchOfRows(mg.Graph):
+    """Takes a branch by a number that is computed with the number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.config.backend("aten")
+
+    def build(self, x):
+        values = self.linear(x)
+        return values * 2 if (torch.arange(x.shape[0]) + x[:, 0] > 0).all() else values
+
+
+def test_a_branch_by_a_size_that_varies_is_refused(tmp_path):
+    varying, single = BranchOfRows(), BranchOfRows()
+    single.config.dynamic(False)
+    with torch.no_grad():
+        for rows in (3, 5, 7):
+            assert_same(varying(torch.ones(rows, 4)), single(torch.ones(rows, 4)))
+        with pytest.raises(mg.ArtifactError, match="size that varies, which no artifact can hold") as caught:
+            mg.save(varying, tmp_path / "varying")
+        assert "config.dynamic(False)" in caught.value.hint
+        artifact = mg.load(mg.save(single, tmp_path / "single"))
+        assert_same(artifact(torch.ones(5, 4)), single(torch.ones(5, 4)))
+        with pytest.raises(mg.ArtifactError, match="was captured for steps in which"):
+            artifact(-torch.ones(5, 4))
+
+
 def test_schedulers_that_hold_code(tmp_path):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -90,7 +90,7 @@ CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "autocast": (under_autocast, "autocast on cpu changed", "in build()"),
     "configuration": (after(lambda s: s.config.enable_amp()), "amp=torch.bfloat16", "graph.config before the first call"),
     "module": (after(lambda s: setattr(s, "more", nn.ReLU())), "a module or optimizer", "in __init__"),
-    "frozen": (after(lambda s: s.model.weight.requires_grad_(False)), "requires_grad of model.weight", "set requires_grad"),
+    "frozen": (after(lambda s: s.model.weight.requires_grad_(False)), "requires_grad of model.weight", "each choice of what trains has a build"),
     "hook": (after(lambda s: s.model.register_forward_hook(lambda *_: None)), "hook", "register hooks once, before the first call"),
     "strides of state": (replaced_state, "strides of model.weight", "before the first call"),
 }  # fmt: skip

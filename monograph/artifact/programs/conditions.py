@@ -11,7 +11,9 @@ from monograph.artifact.programs import expressions
 from monograph.artifact.programs.expressions import Expression
 from monograph.artifact.programs.serialize import GRAPH_KEYS, graph_from_json, graph_to_json
 from monograph.capture.tensors.conditions import Conditions, ReadOut
+from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import Json, check, list_of, typed
+from monograph.ir.size_numbers import reads_sizes
 from monograph.sizes.size import Size
 
 _LISTS: Final = {"i": "inputs", "n": "numbers"}
@@ -40,7 +42,10 @@ class Branches:
 
 
 def branches_to_json(conditions: Conditions, sizes: Mapping[tuple[int, int], Size]) -> Json:
-    """The branches; `sizes` are those of inputs that vary, by position and dimension."""
+    """The branches; `sizes` are those of inputs that vary, by position and dimension.
+
+    `Refused` where a number that decides one is computed with a size that varies.
+    """
     checks = [
         [about, expressions.to_json(text, _LISTS, sizes)]
         for about, text in zip(conditions.about, conditions.texts, strict=True)
@@ -48,6 +53,13 @@ def branches_to_json(conditions: Conditions, sizes: Mapping[tuple[int, int], Siz
     read_out = conditions.read_out
     if read_out is None:
         return {"checks": checks, "numbers": None}
+    if reads_sizes(read_out.module.graph):
+        texts = zip(conditions.about, conditions.texts, strict=True)
+        about = next(about for about, text in texts if "n[" in text)
+        raise Refused(
+            f"`{about}` is computed with a size that varies, which no artifact can hold",
+            "config.dynamic(False): each size has a build then, and the artifact has them all",
+        )
     names = [node.name for node in read_out.module.graph.find_nodes(op="placeholder")]
     slice_of = {"positions": list(read_out.positions), "inputs": names, **graph_to_json(read_out.module)}
     return {"checks": checks, "numbers": slice_of}
