@@ -536,6 +536,7 @@ SWEEP: dict[str, Case] = {
 
 
 @pytest.mark.every_case
+@pytest.mark.quick
 @pytest.mark.parametrize("case", QUICK)
 def test_a_graph_does_as_the_wrapper(case: str, quick: Wrong) -> None:
     assert_right(case, quick)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -36,6 +37,7 @@ def batches(count: int = 4):
     ]
 
 
+@pytest.mark.quick
 def test_a_step_is_bitwise_eager():
     eager, graph = make_side(), make_side()
     torch.manual_seed(1)
@@ -48,6 +50,7 @@ def test_a_step_is_bitwise_eager():
     assert len(step.builds) == 1
 
 
+@pytest.mark.quick
 def test_the_printed_program_runs():
     step = TrainStep(make_side())
     x, y = batches(1)[0]
