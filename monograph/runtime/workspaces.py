@@ -42,7 +42,12 @@ class Workspaces:
 def _is_of_library(op: Any) -> bool:
     if not isinstance(op, OpOverload) or writes_to_inputs(op):
         return False
-    space, _, name = str(schema_of(op).name).partition("::")
+    schema = schema_of(op)
+    if any(
+        item.name == "workspace" for item in schema.arguments
+    ):  # of another op, and no kernel looks at what is in it
+        return False
+    space, _, name = str(schema.name).partition("::")
     return space in SPACES_OF_ANY_VALUES or (space == "aten" and name in LIBRARY_KERNELS)
 
 
