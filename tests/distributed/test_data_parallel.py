@@ -478,7 +478,7 @@ def of_one_name(rank: int) -> None:
         raise ValueError("no build")
 
     torch.manual_seed(0)
-    batch = torch.randn(4, 6)
+    batch = torch.randn(4, 4)
     with pytest.raises(ValueError, match="no build"):
         named(failing)(batch)
     graph = named(plain_body)
