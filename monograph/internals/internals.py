@@ -333,7 +333,8 @@ class Internals:
     ) -> Build:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
-            with self.together.building(self.name), self.in_build(), outside_of_modes():
+            building = self.together.building(self.name, type(self.registry.graph))
+            with building, self.in_build(), outside_of_modes():
                 prepare(request, self.together)
                 return compile_step(request, reason=reason, number=number, hold=hold, capture_by=capture_by)
         except (Served, NotPermitted, OldGradientError):

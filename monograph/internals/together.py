@@ -78,10 +78,10 @@ class Together:
             self.alike.update(new)
 
     @contextmanager
-    def building(self, name: str) -> Iterator[None]:
+    def building(self, name: str, kind: type) -> Iterator[None]:
         """Inside, there will be a build. If there is none, this is said to the others, which may wait with theirs."""
         if self._beginning is None and has_others():
-            self._beginning = _agreement().Beginning(name)
+            self._beginning = _agreement().Beginning(f"{kind.__module__}.{kind.__qualname__}/{name}")
         if self._beginning is not None:
             self._beginning.begins()
         try:

@@ -20,10 +20,11 @@ _START: Final = "TORCHELASTIC_RESTART_COUNT"  # of torchrun, which may keep the 
 class Beginning:
     """What this rank has said of the first builds of a graph, and how it hears of those of others while it waits for them.
 
-    Graphs of two classes may have one name, so each rank counts them.
+    Functions may define a class again, whose graphs have the names of those before: each rank counts them.
     """
 
     def __init__(self, name: str) -> None:
+        """`name` is that of the graph, after that of its class."""
         self._rank, self._failed = distributed.get_rank(), 0
         of_name = PrefixStore(
             f"monograph/{name}/beginning/{os.environ.get(_START, '')}", store_of(whole_group())
