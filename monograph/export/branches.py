@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from monograph.artifact.pack import Step
-from monograph.capture.tensors.conditions import Conditions
+from monograph.capture.tensors.conditions import INPUT, NUMBER, Conditions
 from monograph.checkpoint.errors import Refused
 from monograph.ir.graph_signature import Argument
 
-# of the texts of conditions
-_INPUT: Final = re.compile(r"\bi\[(\d+)\]")
-_NUMBER: Final = re.compile(r"\bn\[(\d+)\]")
 _SIZE: Final = re.compile(r"\bi\[\d+\]\.size\(\d+\)")
 
 
@@ -22,8 +19,8 @@ def branches(conditions: Conditions) -> Iterator[tuple[str, frozenset[int]]]:
     read = () if conditions.read_out is None else conditions.read_out.read()
     for about, text in zip(conditions.about, conditions.texts, strict=True):
         values = _SIZE.sub("", text)
-        inputs = frozenset(map(int, _INPUT.findall(values)))
-        yield about, inputs.union(*(read[int(number)] for number in _NUMBER.findall(values)))
+        inputs = frozenset(map(int, INPUT.findall(values)))
+        yield about, inputs.union(*(read[int(number)] for number in NUMBER.findall(values)))
 
 
 def check_branches(step: Step) -> None:

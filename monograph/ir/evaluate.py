@@ -42,7 +42,7 @@ def computed(node: fx.Node) -> Value | tuple[Any, ...]:
     """What the op of a node gives for inputs as they are described; None where torch cannot infer it without data."""
     if any(meta.varies for item in node.all_input_nodes for meta in metas(value(item))):
         return None
-    arguments, options = fx.map_arg((node.args, node.kwargs), lambda item: example(value(item)))
+    arguments, options = example_arguments(node)
     devices = [known.device for item in node.all_input_nodes if isinstance(known := value(item), TensorMeta)]
     try:
         with torch.no_grad():
@@ -71,6 +71,12 @@ def example(described: Any, tensor: Callable[[TensorMeta], torch.Tensor] = _with
         case tuple():
             return tuple(example(item, tensor) for item in described)
     return None
+
+
+def example_arguments(node: fx.Node) -> tuple[Any, Any]:
+    """What an op can be run with in place of its arguments, by place and by name."""
+    given: tuple[Any, Any] = fx.map_arg((node.args, node.kwargs), lambda item: example(value(item)))
+    return given
 
 
 def _placed(described: Any, device: torch.device) -> Any:

@@ -237,8 +237,11 @@ def test_there_are_no_more_collectives_than_in_eager_mode(workload: str, ranks: 
     for layout in ("fully_shard", "zero3"):
         gradients = [name for name, _ in found[layout, False].sent if name != "broadcast"]
         assert len(gradients) <= eager, layout
-    # more and smaller sums than those of DistributedDataParallel, so that backward hides them
     assert len(found["ddp", False].sent) <= eager
+    if (
+        workload != "mobilenet"
+    ):  # more and smaller sums than DistributedDataParallel's, so that backward hides them
+        assert len(found["ddp", False].sent) <= len(found["ddp", True].sent)
 
 
 @every_case
@@ -265,7 +268,7 @@ def test_ranks_hold_parts(workload: str, ranks: int) -> None:
 
 @every_case
 def test_the_peak_is_that_of_the_plan(workload: str, ranks: int) -> None:
-    """A rank may hold less: Gloo has a copy of what is gathered only while one of its threads does it."""
+    """MobileNetV2 may hold less: Gloo has a copy of what is gathered only while a thread does it, soon for small modules."""
     for layout in LAYOUTS:
         item = on_all(workload, ranks)[layout, False]
         wanted = item.planned_peak_bytes
@@ -273,7 +276,8 @@ def test_the_peak_is_that_of_the_plan(workload: str, ranks: int) -> None:
             wanted = planned(workload, layout, ranks).ranks[0].peak_bytes
         wanted += item.kernel_bytes
         all_bytes = item.parameter_bytes + item.optimizer_bytes + wanted
-        least = -0.02 * all_bytes if layout in ("zero3", "fully_shard") else 0
+        gathers_soon = workload == "mobilenet" and layout in ("zero3", "fully_shard")
+        least = -0.02 * all_bytes if gathers_soon else 0
         assert any(least <= peak - wanted <= 0.02 * wanted + KERNELS for peak in item.peaks), (
             layout,
             wanted,

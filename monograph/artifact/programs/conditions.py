@@ -10,7 +10,7 @@ from monograph.artifact.bounds.describe import check_graph
 from monograph.artifact.programs import expressions
 from monograph.artifact.programs.expressions import Expression
 from monograph.artifact.programs.serialize import GRAPH_KEYS, graph_from_json, graph_to_json
-from monograph.capture.tensors.conditions import Conditions, ReadOut
+from monograph.capture.tensors.conditions import NUMBER, Conditions, ReadOut
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import Json, check, list_of, typed
 from monograph.ir.size_numbers import reads_sizes
@@ -55,7 +55,7 @@ def branches_to_json(conditions: Conditions, sizes: Mapping[tuple[int, int], Siz
         return {"checks": checks, "numbers": None}
     if reads_sizes(read_out.module.graph):
         texts = zip(conditions.about, conditions.texts, strict=True)
-        about = next(about for about, text in texts if "n[" in text)
+        about = next(about for about, text in texts if NUMBER.search(text))
         raise Refused(
             f"`{about}` is computed with a size that varies, which no artifact can hold",
             "config.dynamic(False): each size has a build then, and the artifact has them all",

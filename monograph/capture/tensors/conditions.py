@@ -29,8 +29,8 @@ from monograph.sizes.place import SizePlace
 
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 _SAME = re.compile(r'same\((.+), ([^,() ]+|float\("[^"]+"\))\)$')
-_INPUT = re.compile(r"\bi\[(\d+)\]")
-_NUMBER = re.compile(r"\bn\[(\d+)\]")
+INPUT = re.compile(r"\bi\[(\d+)\]")  # of `Conditions.texts`, as NUMBER
+NUMBER = re.compile(r"\bn\[(\d+)\]")
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
 
 
@@ -94,7 +94,7 @@ class Conditions:
 
     def are_about(self, sources: Sequence[Source], groups: Collection[int]) -> bool:
         """True if all they look at are numbers in param groups, by the ids of these; `sources` are the inputs."""
-        positions = {int(found) for text in self.texts for found in _INPUT.findall(text)}
+        positions = {int(found) for text in self.texts for found in INPUT.findall(text)}
         return self.read_out is None and all(
             type(source) is Number and id(source.container) in groups
             for source in map(sources.__getitem__, positions)
@@ -125,8 +125,8 @@ class Conditions:
         numbers = [] if self.read_out is None else self.read_out.read()
         kept, read = list[int](), set[int]()
         for index, text in enumerate(self.texts):
-            known = {int(found) for found in _INPUT.findall(text)}
-            used = {int(found) for found in _NUMBER.findall(text)}
+            known = {int(found) for found in INPUT.findall(text)}
+            used = {int(found) for found in NUMBER.findall(text)}
             known |= {position for number in used for position in numbers[number]}
             if known.issubset(moved):
                 kept.append(index)
@@ -135,9 +135,9 @@ class Conditions:
                 raise LookupError(self.about[index])
         order = {number: place for place, number in enumerate(sorted(read))}
         texts = [
-            _NUMBER.sub(
+            NUMBER.sub(
                 lambda found: f"n[{order[int(found[1])]}]",
-                _INPUT.sub(lambda found: f"i[{moved[int(found[1])]}]", self.texts[index]),
+                INPUT.sub(lambda found: f"i[{moved[int(found[1])]}]", self.texts[index]),
             )
             for index in kept
         ]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import torch
-from torch import fx
-
-from monograph.ir.meta import form
+from monograph.ir.evaluate import example_arguments
 from monograph.ir.program import Program
 from monograph.plan.memory import MemoryPlan
 from monograph.runtime.workspaces import Workspaces
@@ -20,17 +16,6 @@ def kernel_bytes(program: Program, memory: MemoryPlan) -> int:
     nodes = {node.name: node for node in program.graph.nodes}
     for moment in memory.timeline:
         if (node := nodes.get(moment.node)) is not None and node.op == "call_function":
-            most = max(most, before + known.allocated_by(node.target, partial(_arguments, node)))
+            most = max(most, before + known.allocated_by(node.target, partial(example_arguments, node)))
         before = moment.left_bytes
     return most - memory.peak_bytes
-
-
-def _arguments(node: fx.Node) -> tuple[Any, Any]:
-    return fx.node.map_aggregate((node.args, node.kwargs), _on_meta)
-
-
-def _on_meta(item: Any) -> Any:
-    described = form(item) if isinstance(item, fx.Node) else None
-    if described is None:
-        return None if isinstance(item, fx.Node) else item
-    return torch.empty_strided(described.shape, described.stride, dtype=described.dtype, device="meta")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
 
 from monograph.compat.ops import flops_of, has_flops
-from monograph.ir.evaluate import example
+from monograph.ir.evaluate import example, example_arguments
 from monograph.ir.meta import form, value
 
 _RECURRENT: Final = torch.ops.aten.mkldnn_rnn_layer.default
@@ -20,11 +20,7 @@ def flops(node: fx.Node) -> int:
         return _of_recurrent_layer(node)
     if not has_flops(node.target):
         return 0
-
-    def shaped(item: Any) -> Any:
-        return example(value(item)) if isinstance(item, fx.Node) else item
-
-    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), shaped)
+    args, kwargs = example_arguments(node)
     return flops_of(node.target, args, kwargs, example(value(node)))
 
 
