@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.ops import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
+from monograph.ir.ops.arithmetic import flops_of_call
 from monograph.ir.printer import call_text, short_target
 from monograph.ir.text import Displayed, Rows, table
 from monograph.runnable import why_not_in_place
@@ -190,7 +190,7 @@ class _TimedWalk(Walk):
         shown = {item.untyped_storage().data_ptr() for item in tensors_in([*args])}
         views = all(item.untyped_storage().data_ptr() in shown for item in tensors_in(made))
         nbytes = 0 if views else sum(read) + sum(written)
-        self.measured[node] = median(seconds), flops_of(node.target, args, kwargs, made), nbytes
+        self.measured[node] = median(seconds), flops_of_call(node.target, args, kwargs, made), nbytes
         return made
 
 

@@ -85,6 +85,32 @@ def test_arithmetic_is_that_of_torch(step: mg.Graph, model: Net) -> None:
     assert rows["model.norm"] == rows["model.idle"] == {}
 
 
+class Last(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[0][:, -1]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("both", [False, True])
+def test_recurrent_layers_take_a_product_with_each_weight_at_each_step(
+    kind: type[nn.RNNBase], both: bool
+) -> None:
+    layer = kind(16, 32, 2, batch_first=True, bidirectional=both)
+    graph = mg.train_graph(Last(layer), nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
+    found = graph.summary(mg.spec((8, 20, 16)), mg.spec((8, 64 if both else 32)))
+    forward = 2 * 8 * 20 * sum(item.numel() for item in layer.parameters() if item.dim() == 2)
+    assert found.flops["forward"] == forward
+    weights = dict(layer.named_parameters())
+    of_x = 2 * 8 * 20 * sum(item.numel() for name, item in weights.items() if "weight_ih_l0" in name)
+    of_first = 2 * 8 * sum(item.numel() for name, item in weights.items() if "weight_hh" in name)
+    assert 2 * forward - of_x - of_first <= found.flops["backward"] <= 2 * forward  # neither has a gradient
+
+
 def test_accumulated_steps_count_each_part() -> None:
     layer = nn.Linear(3, 2)
     graph = mg.train_graph(layer, nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
