@@ -16,6 +16,7 @@ from monograph.errors import CaptureError, MonographError, OptimizerError, first
 from monograph.ir.port import Role
 from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
+from monograph.user_code.lines import Origin
 
 
 def check_gradients(registered: RegisteredOptimizer, *, were_there: bool) -> None:
@@ -131,8 +132,10 @@ def reported_parts(registered: RegisteredOptimizer) -> Iterator[None]:
         ) from error
 
 
-def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inputs: Inputs) -> None:
-    """Raise OptimizerError for a manual optimizer that was not stepped, and for gradients that nobody uses."""
+def check_steps(
+    owned: Owned, settings: Settings, steps: Mapping[str, int], inputs: Inputs, backward_at: Origin | None
+) -> None:
+    """Raise OptimizerError for a manual optimizer that was not stepped, and for gradients that nobody uses: that one at `backward_at`."""
     for registered in owned.optimizers:
         if registered.manual and not steps.get(registered.name) and not settings.keep_gradients:
             raise OptimizerError(
@@ -154,6 +157,7 @@ def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inpu
     if unused and any(parameter.grad is not None for parameter in parameters):
         raise OptimizerError(
             "build() calls backward(), but the graph has no optimizer that would use the gradients",
+            where=backward_at,
             hint="call add_optimizer() in __init__, or config.keep_gradients(True) if you use p.grad yourself, in build() or "
             "after the call",
         )

@@ -28,7 +28,7 @@ from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
 from monograph.state.group_keys import clip, has_limits, with_lr_scale
 from monograph.user_code.files import is_user_file
-from monograph.user_code.lines import warn_at_user_line
+from monograph.user_code.lines import Origin, step_place, warn_at_user_line
 
 _DIVIDE, _MULTIPLY = torch.ops.aten.div.Tensor, torch.ops.aten.mul.Tensor
 _READY, _UNSCALED, _STEPPED = "ready", "unscaled", "stepped"
@@ -67,6 +67,7 @@ class StepRules:
         self._owners: dict[int, RegisteredOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
         self.complete = True  # the gradients of every micro-batch are there
+        self.backward_at: Origin | None = None  # the line of the first backward()
         self.reached: set[str] = set()  # the optimizers to whose parameters a backward() has given gradients
         self.stepped: Counter[str] = Counter()  # how often each optimizer has stepped
 
@@ -95,6 +96,7 @@ class StepRules:
     ) -> Any:
         if self._in_backward:  # of a hook
             return run(tensors, grad_tensors, *args, **options)
+        self.backward_at = self.backward_at or step_place()
         self._casting.end()
         unscaled = self._gradients(_UNSCALED)
         self._in_backward = True

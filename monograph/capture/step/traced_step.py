@@ -235,7 +235,8 @@ class TracedStep:
             self.reads.end()
             with self._watch.off():
                 self._collect()
-        check_steps(self.request.owned, self.request.settings, self.optimizers.steps, self.inputs)
+        owned, settings = self.request.owned, self.request.settings
+        check_steps(owned, settings, self.optimizers.steps, self.inputs, self.rules.backward_at)
         check_trainable(self.inputs)
         self.rules.check_old_gradients()
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
