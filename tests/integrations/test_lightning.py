@@ -57,7 +57,7 @@ class Full(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3, average="macro")
         self.evaluate = Evaluate(self.net)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:

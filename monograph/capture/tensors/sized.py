@@ -14,6 +14,9 @@ Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # records an op
 _aten = torch.ops.aten
 _COUNT = ((_aten.count_nonzero.default,), ITEM)
 _TOTAL = ((_aten.sum.default,), ITEM)
+_TOO_LARGE = (
+    "bincount() of values that the step computes has minlength results, and a value is not below minlength"
+)
 
 
 def asks_for_values(func: Any) -> bool:
@@ -100,7 +103,11 @@ def _bincount(
     else:
         size = readings.ask((*needed, (_aten.clamp_min.default, minlength), ITEM), (x,))
     if size is UNKNOWN:
-        return UNKNOWN
+        if minlength == 0:
+            return UNKNOWN
+        size = minlength  # the values are computed: the size is that of the usual case, and any other one is an error
+        within = run(_aten.all.default, (run(_aten.lt.Scalar, (x, size), {}),), {})
+        run(_aten._assert_async.msg, (within, _TOO_LARGE), {})
     counted = run(_aten.all.default, (run(_aten.ge.Scalar, (x, 0), {}),), {})
     run(_aten._assert_async.msg, (counted, "bincount only supports 1-d non-negative integral inputs."), {})
     index = run(_aten._to_copy.default, (x,), {"dtype": torch.int64})
@@ -112,6 +119,44 @@ def _bincount(
         added = run(_aten._to_copy.default, (weights,), {"dtype": kind})
     zeros = run(_aten.new_zeros.default, (x, (size,)), {"dtype": kind})
     return run(_aten.index_add.default, (zeros, 0, index, added), {})
+
+
+def _unique(
+    readings: Readings,
+    run: Run,
+    x: torch.Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Any:
+    if x.is_floating_point() or not sorted or return_inverse or x.numel() == 0:
+        return UNKNOWN
+    # of the values in order: the first, and each that is not the one before
+    changes = readings.ask(
+        ((_aten.reshape.default, [-1]), (_aten.msort.default,), (_aten.diff.default,), *_COUNT), (x,)
+    )
+    if changes is UNKNOWN:
+        return UNKNOWN
+    flat = run(_aten.reshape.default, (x, [-1]), {})
+    values = run(_aten.sort.default, (flat,), {})[0]
+    changed = run(_aten.ne.Tensor, (_part(run, values, 1, None), _part(run, values, 0, -1)), {})
+    places = run(_aten.add.Tensor, (_nonzero_places(run, changed, changes), 1), {})
+    first, end = (run(_aten.new_full.default, (places, (1,), place), {}) for place in (0, x.numel()))
+    places = run(_aten.cat.default, ([first, places, end],), {})
+    starts, nothing = _part(run, places, 0, -1), run(_aten.new_empty.default, (places, (0,)), {})
+    counts = nothing
+    if return_counts:
+        counts = run(_aten.sub.Tensor, (_part(run, places, 1, None), starts), {})
+    return run(_aten.index.Tensor, (values, [starts]), {}), nothing, counts
+
+
+def _nonzero_places(run: Run, mask: torch.Tensor, count: int) -> Any:
+    found = run(_aten.nonzero_static.default, (mask,), {"size": count})
+    return run(_aten.reshape.default, (found, [-1]), {})
+
+
+def _part(run: Run, tensor: torch.Tensor, start: int, end: int | None) -> Any:
+    return run(_aten.slice.Tensor, (tensor, 0, start, end), {})
 
 
 def _plain_sizes(_readings: Readings, _run: Run, tensor: torch.Tensor) -> Any:
@@ -126,4 +171,5 @@ _SIZED: Mapping[Any, Callable[..., Any]] = {
     _aten.masked_select.default: _masked_select,
     _aten.repeat_interleave.Tensor: _repeats,
     _aten.bincount.default: _bincount,
+    _aten._unique2.default: _unique,
 }

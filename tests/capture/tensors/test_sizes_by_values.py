@@ -76,6 +76,45 @@ def test_bincount_of_an_argument(kind, weights, minlength):
         graph(build)(torch.tensor([0, -1]), None)
 
 
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_bincount_of_what_the_step_computes_has_minlength_results(backend: str):
+    def counts(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(model(x).detach().relu().long(), minlength=40)
+
+    model = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+    nn.init.constant_(model[0].weight, 0.1)
+    step = graph(lambda self, x: (counts(self.model, x), self.total.add_(1)), model=model)
+    step.total = torch.zeros(())
+    step.config.backend(backend)
+    for factor in (1.0, 5.0):
+        assert_same(counts(model, factor * X), step(factor * X)[0])
+    nn.init.constant_(model[0].bias, 41.0)
+    with pytest.raises(RuntimeError, match="a value is not below minlength"):
+        step(X)
+    assert len(step.builds) == 1
+    assert step.total == 2
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_unique_of_an_argument(kind: torch.dtype):
+    def build(self: Any, x: torch.Tensor) -> Any:
+        return torch.unique(x), *torch.unique(x, return_counts=True), x.unique().sum()
+
+    step, generator = graph(build), torch.Generator().manual_seed(0)
+    for largest in (1, 1, 5, 5, 5):
+        x = torch.randint(0, largest + 1, (3, 9), generator=generator).to(kind)
+        assert_same(build(None, x), step(x))
+    assert len(step.builds) <= 3  # a build for each number of results
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda x: x.unique(return_inverse=True), lambda x: x.float().unique()], ids=["places", "floats"]
+)
+def test_unique_that_stays_refused(ask: Any):
+    with pytest.raises(mg.DataDependentError, match=r"unique\(\)"):
+        graph(lambda self, x: ask(x))(torch.tensor([1, 2, 1]))
+
+
 def test_bincount_to_a_length_that_varies():
     """One build for all batches whose values fit into it."""
 
