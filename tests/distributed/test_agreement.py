@@ -338,6 +338,7 @@ def test_without_a_fault_nothing_is_said(outcomes) -> None:
 
 
 @pytest.mark.every_case
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("case", "said"),
     [
