@@ -28,7 +28,7 @@ from monograph.checkpoint.files import in_place_of
 from monograph.checkpoint.flatten import flatten
 from monograph.checkpoint.manifest import parse_json
 from monograph.checkpoint.rebuild import rebuild
-from monograph.errors import ArtifactError
+from monograph.errors import ArtifactError, first_line
 
 STATE: Final = "monograph.state"  # of the metadata: what was stored besides the weights
 TENSORS: Final = "monograph.state.tensors"
@@ -118,16 +118,24 @@ def _exported(exported: Exported) -> Any:
         for dims in exported.dims
     )
     with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
-            exported.module,
-            exported.samples[0],
-            input_names=list(exported.inputs),
-            output_names=list(exported.outputs),
-            dynamic_shapes={"tensors": shapes} if any(shapes) else None,
-            dynamo=True,
-            optimize=False,  # it would fold parameters into constants without their names
-            verbose=False,
-        )
+        try:
+            program = torch.onnx.export(
+                exported.module,
+                exported.samples[0],
+                input_names=list(exported.inputs),
+                output_names=list(exported.outputs),
+                dynamic_shapes={"tensors": shapes} if any(shapes) else None,
+                dynamo=True,
+                optimize=False,  # it would fold parameters into constants without their names
+                verbose=False,
+            )
+        except Exception as error:  # its errors have no class in common
+            while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+                error = error.__cause__  # the others say what to report to torch
+            raise Refused(
+                f"torch's exporter cannot write it: {first_line(error)}",
+                "deploy it with mg.save(graph, path)",
+            ) from None
     if program is None:
         raise Refused("torch.onnx gave no program")
     return program

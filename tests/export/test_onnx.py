@@ -158,6 +158,11 @@ def test_what_is_not_exported(tmp_path):
         mg.export_onnx(scaled, tmp_path / "a.onnx")
     with pytest.raises(mg.ArtifactError, match="which a checkpoint cannot hold"):
         mg.export_onnx(compiled(small()), tmp_path / "a.onnx", state={"model": model})
+    values = mg.trace(torch.linalg.eigvalsh)
+    values(torch.eye(3))
+    with pytest.raises(mg.ArtifactError, match=r"(?s)cannot write it.*_linalg_eigh.*mg\.save") as caught:
+        mg.export_onnx(values, tmp_path / "a.onnx")
+    assert "PyTorch" not in str(caught.value)  # what its exporter would have reported
     assert list(tmp_path.iterdir()) == []
 
 
