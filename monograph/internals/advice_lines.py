@@ -103,7 +103,7 @@ def _about_structure(reason: Reason) -> str:
     """Gradients are there or not, as in accumulation: nobody has to write anything against that."""
     if reason.place == GRADIENTS_THERE:
         return ""
-    return "each choice of arguments has a build: give the same ones in each call"
+    return "each choice of arguments has a build, and it stays: nothing to do, if there are few"
 
 
 def _about_state_form(reason: Reason) -> str:

@@ -252,7 +252,7 @@ def _builds(rank: int) -> None:
         (
             r"is a DTensor \(12, 6\) .* built for " + form.format(r"S\(0\)"),
             f"is {form.format('R')}",
-            "is one value; the graph was built for a Tensor",
+            r"is a single value \(a tensor, .*\); the graph was built for a DTensor",
         ),
         strict=True,
     ):

@@ -80,7 +80,7 @@ CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "special size": (then(x(1, 8)), "argument x is a tensor (1, 8)", 'mg.buckets("x", dim=0, sizes=[...])'),
     "dtype": (then(x().requires_grad_()), "argument x", "x.detach()"),
     "strides": (then(x(8, 4).t()), "argument x has the strides", "pass x.contiguous()"),
-    "text": (then(x(), "a"), "2 positional arguments", "give the same ones in each call"),
+    "text": (then(x(), "a"), "2 positional arguments", "nothing to do, if there are few"),
     "attribute": (after(lambda s: setattr(s, "beta", 3.0)), "graph.beta changed from 1.0 to 3.0", "one build serves all further values of graph.beta"),
     "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "needs the number itself, as a size, an index"),
     "text of an attribute": (after(lambda s: setattr(s, "mode", "abc")), "graph.mode changed", "each value of graph.mode has a build"),
@@ -205,7 +205,7 @@ def test_what_changes_outside_is_named(
         ((x(), 1), (x(), 2), "argument step is 2", "one build serves all further values of step"),
         ((x(), "a"), (x(), "b"), "argument step is 'b'", "each value of step has a build"),
         ((x(), 0, x()), (x(), 0, x() * 0), "the value of a tensor that is read", "torch.where"),
-        ((x(), 0, None, x()), (x(), 0), "positional arguments", "give the same ones"),
+        ((x(), 0, None, x()), (x(), 0), "positional arguments", "each choice of arguments"),
     ],
 )
 def test_what_differs_among_arguments_is_named(
@@ -373,7 +373,7 @@ def test_gradients_that_are_there_or_not_need_no_line(caplog: pytest.LogCaptureF
     said = [item for item in caplog.records if ": build " in item.message]
     about_gradients = [item for item in said if "the set of gradients that are there changed" in item.message]
     assert [item.levelname for item in about_gradients] == ["INFO"]
-    assert not any("give the same ones" in item.message or "each size" in item.message for item in said)
+    assert not any("choice of arguments" in item.message or "each size" in item.message for item in said)
     assert len(step.builds) == 5, [item.reason for item in step.builds]
 
 

@@ -326,7 +326,9 @@ def _tensor_text(form: SparseForm | ShardForm) -> str:
 def _form(tree: Tree) -> str:
     if tree.kind is Attributed:
         return f"{_form(tree.children[0])} with the attributes {', '.join(tree.keys)}"
-    return "one value" if tree.kind is None else f"a {tree.kind.__name__}"
+    if tree.kind is torch.Tensor:
+        return _tensor_text(tensor_form(tree))
+    return "a single value (a tensor, a number, None)" if tree.kind is None else f"a {tree.kind.__name__}"
 
 
 def _keys(tree: Tree) -> str:
