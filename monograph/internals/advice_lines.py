@@ -175,7 +175,7 @@ LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.HOOK: _always("register hooks once, before the first call, and leave them there"),
     Cause.READ: _always(
         "what differs at each step can stay a tensor: torch.where(condition, a, b) for a branch, a fixed size and a mask for "
-        "a size, x[index.view(1)] for an index"
+        "a size, x[index.view(1)] for an index, x.index_copy_(dim, indices, new) to write there"
     ),
     Cause.BRANCH: _about_branch,
     Cause.FIXED: _about_fixed,
