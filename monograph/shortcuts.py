@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from monograph import inspected
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import names_of
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, SignatureError
 from monograph.graph import Graph
 from monograph.internals.internals import internals_of
 from monograph.internals.registry import one_scheduler
@@ -57,6 +57,11 @@ class TrainGraph(Graph, last="target"):
 
     def build(self, *batch: Any) -> Any:
         """The last argument is the target, the others are the model's inputs."""
+        if not batch:
+            raise SignatureError(
+                "a step of train_graph() needs the model's inputs, and the target as the last argument",
+                hint="pass a batch, as to the step itself",
+            )
         *inputs, target = batch
         predictions = self.model(*inputs)
         loss = self.loss_fn(predictions, target)

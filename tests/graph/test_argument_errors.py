@@ -101,6 +101,15 @@ def test_an_argument_that_does_not_fit_after_a_good_call(name):
     assert len(step.builds) == 1
 
 
+@pytest.mark.parametrize("ask", ["__call__", "verify", "profile", "memory"])
+def test_a_step_of_train_graph_without_its_batch(ask: str):
+    model = linear()
+    step = mg.train_graph(model, torch.nn.MSELoss(), sgd(model))
+    with pytest.raises(mg.SignatureError) as caught:
+        getattr(step, ask)()
+    check(caught.value, "the target as the last argument", "pass a batch")
+
+
 def test_a_misfit_that_only_the_first_call_has_is_told_by_its_line():
     step = Masked()
     with pytest.raises(mg.CaptureError) as caught:
