@@ -81,7 +81,9 @@ class Mistakes:
 
     def before_capture(self, graph: str, owned: Owned) -> None:
         """Warn of parameters that came into modules after the optimizer was added, and are in none."""
-        _CAPTURING.mistakes, _CAPTURING.graph = weakref.ref(self), graph
+        # without an optimizer the gradients are those that other code has made
+        _CAPTURING.mistakes = weakref.ref(self) if owned.optimizers else None
+        _CAPTURING.graph = graph
         with _LOCK:
             if not Mistakes._watching:
                 watch_clipping(lambda: bool(Mistakes._looking), _look_at_all, _look_inside)

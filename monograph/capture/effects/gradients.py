@@ -24,6 +24,7 @@ _ADDS_UP = (
     "clear it in build() before backward(), as your loop does: model.zero_grad(); to let it add up as eager mode does: "
     "config.keep_gradients() before the first call"
 )
+_COMES_BEFORE = "config.keep_gradients() before the first call; if it is not to count, clear it in build() before: model.zero_grad()"
 _ZEROS = (
     "zero_grad() takes gradients away, and no step comes to see zeros; to keep zeros as in eager mode: "
     "config.keep_gradients() before the first call, with add_optimizer(..., manual=True)"
@@ -66,6 +67,7 @@ class OldGradients:
         self._cleared_first: set[int] = set()  # by the graph
         self._cleared: set[int] = set()  # by build()
         self._used: dict[int, tuple[torch.Tensor, str, Origin]] = {}  # old gradients, as far as one knows
+        self._missed: dict[str, Origin] = {}  # what is there before the step, and build() has found none
         self._asked_for_zeros: set[int] = set()  # of no gradient, where eager mode may have an old one
         self._zeroed: dict[
             int, tuple[int, int]
@@ -84,14 +86,21 @@ class OldGradients:
             self._paused = before
 
     def was_read(
-        self, parameter: torch.Tensor, gradient: torch.Tensor | None, frame: FrameType | None
-    ) -> None:
-        """Code that runs in `frame` has looked at the gradient of a parameter."""
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor | None,
+        frame: FrameType | None,
+        real: torch.Tensor | None = None,
+    ) -> bool:
+        """Code that runs in `frame` has looked at the gradient of a parameter, which stands for a real one.
+
+        True if it has found none, as in eager mode if there is none before the step.
+        """
         if not self._active or self._paused or id(parameter) not in self._known():
-            return
+            return False
         reader = _reader(frame)
         if reader is None:
-            return
+            return False
         key = id(parameter)
         if reader.f_code.co_name == "zero_grad" and not is_user_file(reader.f_code.co_filename):
             if not reader.f_locals.get("set_to_none", True):
@@ -103,6 +112,11 @@ class OldGradients:
             self._cleared.add(key)
         elif gradient is not None:
             self._use(parameter, "reads", user_place(reader))
+        elif real is not None and key not in self._cleared and key not in self._cleared_first:
+            if real.grad is not None:
+                self._missed.setdefault(self._known()[key], user_place(reader))
+            return real.grad is None
+        return False
 
     def is_set(self, parameter: torch.Tensor) -> None:
         """Some code puts another gradient there, or none."""
@@ -157,6 +171,13 @@ class OldGradients:
         """
         if not self._active:
             return
+        for path, place in self._missed.items():
+            raise OldGradientError(
+                f"build() reads the gradient of {path}, which is there before the step: a step of the graph begins without "
+                "gradients",
+                where=place,
+                hint=_COMES_BEFORE,
+            )
         with self.paused():
             for parameter, how, place in self._used.values():
                 if self._stays(parameter):

@@ -49,7 +49,7 @@ def lift_free_tensors(
 
 
 def guard_free_tensors(inputs: Inputs, reach: Reach) -> None:
-    """Guard the form of those that are no inputs, and gradients of all that the step asks for."""
+    """Guard the form of those that are no inputs, and gradients of all tensors that the step asks for."""
     used, label = {id(item.real) for item in inputs.items}, "a tensor that build() asks"
     for fake_id, real in inputs.free.items():
         if id(real) not in used:
@@ -57,3 +57,6 @@ def guard_free_tensors(inputs: Inputs, reach: Reach) -> None:
         if fake_id in inputs.asked_for_gradient_of_free:
             whole = id(real.grad) in used
             reach.sources.append(as_guard(OwnGradient(label, real, whole, followed=False)))
+    for fake_id in inputs.without_gradient:
+        item = inputs.by_fake[fake_id]
+        reach.sources.append(as_guard(OwnGradient(item.path, item.owner, whole=False, followed=False)))

@@ -186,7 +186,9 @@ class ReplacedFunctions:
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
         if func == GRADIENT_GETTER:
-            self._rules.old_gradients.was_read(args[0], returned, frame_behind(_PASSING))
+            real = self._inputs.real_of(args[0])
+            if self._rules.old_gradients.was_read(args[0], returned, frame_behind(_PASSING), real):
+                self._inputs.without_gradient.add(id(args[0]))
             self._gradient_of_argument(args[0])
             returned = self._inputs.gradient_of_free(args[0], returned)
         if func == DATA_GETTER and self._micro is not None:

@@ -284,3 +284,91 @@ def test_automatic_optimizers_clear_their_own_alone() -> None:
 
     with pytest.raises(mg.OptimizerError, match=r"model.stem.weight, which nothing clears"):
         Step(of_head)(X)
+
+
+# --- gradients that eager code has made ---------------------------------------------------------------------------
+
+
+def norm_of(model: nn.Module) -> torch.Tensor:
+    return sum((p.grad.norm() for p in model.parameters() if p.grad is not None), torch.zeros(()))
+
+
+@torch.no_grad()
+def clipped(model: nn.Module) -> torch.Tensor:
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def eager_steps(function: Callable[[nn.Module], torch.Tensor], *, as_graph: bool) -> Any:
+    torch.manual_seed(0)
+    model, made = Model(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def run() -> torch.Tensor:
+        return function(model)
+
+    step = mg.trace(run) if as_graph else run
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model, X).backward()
+        made.append(step())
+        optimizer.step()
+    return made, [*model.parameters()]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("function", [norm_of, clipped])
+def test_a_traced_function_finds_the_gradients_of_eager_code(function: Any) -> None:
+    assert_same(eager_steps(function, as_graph=False), eager_steps(function, as_graph=True))
+
+
+class Norm(mg.Graph):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def build(self) -> torch.Tensor:
+        return norm_of(self.model)
+
+
+def test_a_class_that_would_not_find_the_gradients_of_eager_code_is_refused() -> None:
+    model = Model()
+    step, keeping = Norm(model), Norm(model)
+    keeping.config.keep_gradients()
+    assert step() == 0
+    assert keeping() == 0
+    loss_of(model, X).backward()
+    for _ in range(2):
+        with pytest.raises(mg.OptimizerError, match="which is there before the step") as caught:
+            step()
+    assert "model.stem.weight" in str(caught.value)
+    assert "keep_gradients" in caught.value.hint
+    assert_same(norm_of(model), keeping())
+    model.zero_grad()
+    assert step() == 0
+    assert len(step.builds) == 1
+
+
+def test_parameters_without_a_gradient_are_no_reason_for_anything() -> None:
+    """Clipping looks at all parameters, also at those that are frozen."""
+
+    def train(step: Any) -> Any:
+        return [step(X) for _ in range(3)]
+
+    def made(*, as_graph: bool) -> Any:
+        torch.manual_seed(0)
+        model = Model()
+        model.stem.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.one.parameters(), 0.1)
+
+        def body(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, x)
+            loss.backward()
+            nn.utils.clip_grad_norm_([*model.stem.parameters(), *model.one.parameters()], 0.1)
+            optimizer.step()
+            return loss
+
+        step = mg.trace(body) if as_graph else body
+        return train(step), len(step.builds) if as_graph else 1
+
+    assert_same(made(as_graph=False), made(as_graph=True))
