@@ -33,10 +33,13 @@ _COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than
 
 
 @contextmanager
-def functions_know_numbers(*owners: object, sizes_vary: bool = False) -> Iterator[None]:
+def functions_know_numbers(
+    *owners: object, compared: Callable[[Any, Any], None], sizes_vary: bool = False
+) -> Iterator[None]:
     """Inside, functions of `math`, `sum`, `type`, `id` and `len` treat numbers and tensors of a trace as what they stand for.
 
-    `owners` are functions and objects of the user: their code may be in no module that Python has imported.
+    `owners` are functions and objects of the user: their code may be in no module that Python has imported. `compared` is
+    called with an object whose `id` is asked for, and None.
     """
     adafactor = importlib.import_module(ADAFACTOR)
     with ExitStack() as stack:
@@ -47,7 +50,7 @@ def functions_know_numbers(*owners: object, sizes_vary: bool = False) -> Iterato
             *([(builtins, "sum", _sum)] if _COMPENSATED else []),
         ):
             stack.enter_context(replaced(owner, name, function))
-        stack.enter_context(_objects_told(owners, sizes_vary=sizes_vary))
+        stack.enter_context(_objects_told(owners, compared, sizes_vary=sizes_vary))
         yield
 
 
@@ -157,9 +160,16 @@ def _length(item: Any) -> Any:
 
 
 @contextmanager
-def _objects_told(owners: Iterable[object], *, sizes_vary: bool) -> Iterator[None]:
+def _objects_told(
+    owners: Iterable[object], compared: Callable[[Any, Any], None], *, sizes_vary: bool
+) -> Iterator[None]:
     """What `type(x)`, `id(x)` and `len(x)` are in code of the user: no object in Python can answer that for itself."""
-    replacements = {"type": _Type(), "id": identity, **({"len": _length} if sizes_vary else {})}
+
+    def identity_of(item: object, /) -> int:
+        compared(item, None)
+        return identity(item)
+
+    replacements = {"type": _Type(), "id": identity_of, **({"len": _length} if sizes_vary else {})}
     found = {id(table): table for table in (*_MODULES.tables(), *_tables_of(owners))}
     places = [(table, name) for table in found.values() for name in replacements if name not in table]
     try:

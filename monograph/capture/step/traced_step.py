@@ -259,7 +259,7 @@ class TracedStep:
 
     def _replace_functions(self, stack: ExitStack) -> None:
         owned, threads = self.request.owned, self._threads
-        owners = [*(registered.optimizer for registered in owned.optimizers), *self.modules.values()]
+        owners = [self.request.build, *(item.optimizer for item in owned.optimizers), *self.modules.values()]
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(fakes_hidden(self.inputs.mode))
         bypass_wrappers(stack, self.replicas, self.averaged, syncs=self._begun.micro is None)
@@ -268,8 +268,8 @@ class TracedStep:
         if any(owned.whole.values()):
             stack.enter_context(clipping_by_one_norm())
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
-        vary = bool(self.inputs.moving.sizes)
-        stack.enter_context(functions_know_numbers(self.request.build, *owners, sizes_vary=vary))
+        compared, vary = self.objects.numbers.compare, bool(self.inputs.moving.sizes)
+        stack.enter_context(functions_know_numbers(*owners, compared=compared, sizes_vary=vary))
         stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
         stack.enter_context(other_threads_reported(self.inputs.mode, threads.note_use, threads.note_start))
         stack.enter_context(self._recorder.watch_modules(self._watch))
@@ -300,7 +300,7 @@ class TracedStep:
         stack.enter_context(
             around_dispatch(self._watch.pause, self._watch.resume, self.functions.answer, UNKNOWN)
         )
-        compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
+        compared = Comparisons(inputs.by_real, inputs.note_comparison, self.objects.numbers.compare)
         stack.enter_context(self._watch.on(compared.look))
 
     def _build(self) -> tuple[Any, Sequence[NewContent], Any, Any, Given]:

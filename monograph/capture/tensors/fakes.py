@@ -70,9 +70,7 @@ class Inputs:
     by_fake: dict[int, Input] = field(default_factory=dict)
     forms: dict[int, ArgumentForm] = field(default_factory=dict)  # of arguments, by id of the fake
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
-    without_gradient: set[int] = field(
-        default_factory=set
-    )  # parameters that build() finds so, by id of the fake
+    without_gradient: set[int] = field(default_factory=set)  # parameters that have none, by id of the fake
     asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the fake
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
     compared: dict[int, torch.Tensor] = field(

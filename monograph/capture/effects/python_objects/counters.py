@@ -45,6 +45,7 @@ class Counters:
     )  # in each place: a leaf, or a list, tuple or dict of leaves
     _forms: list[Moves] = field(default_factory=list)
     _values: list[Any] = field(default_factory=list)
+    _compared: str = ""  # the label of a place of which code asks which object is there
     _lists: list[tuple[list[Any], list[Any]]] = field(default_factory=list)  # those with places, and copies
 
     def put(self, inputs: Inputs, overlay: Overlay) -> None:
@@ -70,6 +71,13 @@ class Counters:
         self.leaves.append(inputs.moving.leaf(f"counter_{len(self.leaves)}", value))
         self._sources.append(Counted(place.container, place.key, index))
         return self.leaves[-1]
+
+    def compare(self, left: Any, right: Any) -> None:
+        """Code asks by `is` whether two objects are one. ABSENT may be any, so that what looks like these counts."""
+        for place, shown in zip(self.places, self._shown, strict=False):
+            for one, other in ((left, right), (right, left)):
+                if one is shown or (one is ABSENT and type(other) is type(shown)):
+                    self._compared = place.label
 
     def known(self) -> set[tuple[int, Any]]:
         """Where numbers that move are: the ids of what holds them, and their keys there."""
@@ -163,6 +171,8 @@ class Counters:
 
         `before` is what the trace without them has changed, `put` are other places that get numbers which move.
         """
+        if self._compared:
+            raise Uncounted(self._compared)
         for place in self.places:
             if not is_known(place, reach.sources):
                 raise Uncounted(place.label)

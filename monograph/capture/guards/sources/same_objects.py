@@ -10,7 +10,7 @@ from __future__ import annotations
 import dis
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -23,8 +23,6 @@ from monograph.compat.fakes import is_fake, stands_for
 from monograph.errors import CaptureError
 from monograph.ir.call.tree import dict_class
 from monograph.user_code.lines import frame_behind, user_place
-
-StandIn = Callable[[torch.Tensor], torch.Tensor | None]  # of a real tensor; None if it has none
 
 
 def identity(item: object, /) -> int:
@@ -241,9 +239,16 @@ def compares_objects(code: CodeType) -> bool:
 class Comparisons:
     """Lets `is` find a fake and its real tensor to be one object: one variable has the other's for a moment."""
 
-    def __init__(self, fake: StandIn, note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """`note(fake, real)` is called with what is compared."""
-        self._fake, self._note = fake, note
+    def __init__(
+        self,
+        fakes: Mapping[int, torch.Tensor],
+        note: Callable[[torch.Tensor, torch.Tensor], None],
+        note_others: Callable[[Any, Any], None],
+    ) -> None:
+        """`fakes` are by id of the real tensor. `note(fake, real)` is called with tensors that are compared, and
+        `note_others(left, right)` with all that is compared, which may be ABSENT.
+        """
+        self._fakes, self._note, self._note_others = fakes, note, note_others
         self._kept: dict[tuple[int, str], Any] = {}  # what variables held, by frame and name
 
     def look(self, frame: FrameType) -> None:
@@ -268,7 +273,11 @@ class Comparisons:
                     frame.f_locals[operand.name] = self._kept.pop((id(frame), operand.name))
                     return
             left, right = (ABSENT if item is None else item.value(frame) for item in operands)
+            self._note_others(left, right)
             self._check(left, right, frame)
+
+    def _fake(self, real: torch.Tensor) -> torch.Tensor | None:
+        return self._fakes.get(id(real))
 
     def _check(self, left: Any, right: Any, frame: FrameType) -> None:
         one = self._are_one(left, right) or self._are_one(right, left)
