@@ -418,3 +418,17 @@ def test_branches_give_one_form(other):
 def test_an_average_decays_by_a_number_from_0_to_1(decay):
     with pytest.raises(Damaged, match="an average has no decay"):
         StoredAverage(decay, {"n_averaged": torch.tensor(1)})
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("masked", [False, True])
+def test_layers_that_evaluation_runs_as_one_op_need_no_trust(tmp_path, masked):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    mask = torch.ones(5, 5).triu(1).bool() if masked else None
+    x = torch.randn(3, 5, 8)
+    graph = Call(lambda x: (layer(x, mask), layer.self_attn(x, x, x, attn_mask=mask)[0]))
+    with torch.no_grad():
+        made = graph(x)
+        assert "_transformer_encoder_layer_fwd" in graph.show()
+        again = mg.load(mg.save(graph, tmp_path / "layer"))(x)
+    assert all(map(torch.equal, made, again))

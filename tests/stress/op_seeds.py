@@ -161,6 +161,26 @@ def _runs(names: Collection[str] | None) -> Iterator[Any]:
                 info, device="cpu", dtype=torch.float32, requires_grad=True, training=True
             )
             yield from (_of_module(info, item) for item in itertools.islice(inputs, _SAMPLES))
+    yield from map(_of_encoder, itertools.product((1, 2), (None, "positions", "padding", "both")))
+
+
+def _of_encoder(case: tuple[int, str | None]) -> Any:
+    """Torch runs these as one op in evaluation."""
+
+    def run() -> None:
+        heads, masked = case
+        layer = nn.TransformerEncoderLayer(4, heads, 6, batch_first=True).eval()
+        masks: list[torch.Tensor | None] = [torch.ones(5, 5).triu(1).bool(), torch.zeros(3, 5).bool()]
+        masks = [
+            mask if masked in (name, "both") else None
+            for mask, name in zip(masks, ("positions", "padding"), strict=True)
+        ]
+        x = torch.randn(3, 5, 4)
+        with torch.no_grad():
+            layer(x, *masks)
+            layer.self_attn(x, x, x, key_padding_mask=masks[1], attn_mask=masks[0])
+
+    return run
 
 
 def _of_sample(op: Any, sample: Any, grad: bool) -> Any:

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from monograph.artifact.bounds.attention import ATTENTION
 from monograph.artifact.bounds.describe import described_result
 from monograph.artifact.bounds.given import Given, Limit, Rule, alike, gradient
 from monograph.artifact.bounds.indexed import INDEXED
@@ -88,32 +89,6 @@ def _pair_distances_backward(given: Given) -> None:
 # --- attention and linear algebra ------------------------------------------------------------------------------------
 
 
-def _attention(given: Given) -> None:
-    """Attention divides by its sizes and reads rows as in memory. Its gradient goes by what the op itself gives."""
-    tensors = [given.tensor(name) for name in ("query", "key", "value")]
-    query, key, values = tensors
-    for name, item in zip(("query", "key", "value"), tensors, strict=True):
-        given.need(len(item.shape) == 4 and 0 not in item.shape and item.dtype is query.dtype, name)
-        given.need(item.stride[3] == 1 or item.shape[3] == 1, name)
-    given.need(
-        key.shape == values.shape and key.shape[3] == query.shape[3] and key.shape[:2] == query.shape[:2],
-        "key",
-    )
-    if "grad_out" in given.values:
-        out, logsumexp = described_result(aten._scaled_dot_product_flash_attention_for_cpu.default, *tensors)[
-            :2
-        ]
-        given.need_like(out, "grad_out", "out")
-        given.need_like(logsumexp, "logsumexp")
-    if given["attn_mask"] is not None:
-        mask = given.tensor("attn_mask").shape
-        full = (*query.shape[:3], key.shape[2])
-        given.need(
-            len(mask) in (2, 4) and all(a in (1, b) for a, b in zip(mask[::-1], full[::-1], strict=False)),
-            "attn_mask",
-        )
-
-
 def _pivots(matrix: str, pivots: str) -> Rule:
     """Rows that were exchanged, counted from 1."""
 
@@ -188,6 +163,7 @@ def _unrolled_layer(given: Given) -> None:
 
 
 RULES: Final[Mapping[str, Rule]] = {
+    **ATTENTION,
     **INDEXED,
     **NORMS,
     **{
@@ -212,8 +188,6 @@ RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("monograph::unrolled_layer", "monograph::unrolled_layer_backward"), _unrolled_layer),
     "aten::mkldnn_rnn_layer": _recurrent_layer,
     "aten::mkldnn_rnn_layer_backward": _recurrent_layer_backward,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
     "aten::lu_unpack": _pivots("LU_data", "LU_pivots"),
     "aten::linalg_lu_solve": _pivots("LU", "pivots"),
 }

@@ -89,7 +89,8 @@ _UNSURE = """
     mkldnn_rnn_layer_backward mse_loss_backward multilabel_margin_loss_forward native_batch_norm_backward
     native_layer_norm_backward nll_loss2d_forward nll_loss_forward rrelu_with_noise_backward randperm batch_norm_backward
     huber_loss multi_margin_loss soft_margin_loss nansum native_dropout repeat_interleave _softmax_backward_data
-    _log_softmax_backward_data _foreach_pow ldexp floor_divide _fft_c2r
+    _log_softmax_backward_data _foreach_pow ldexp floor_divide _fft_c2r _native_multi_head_attention
+    _transformer_encoder_layer_fwd
 """
 _OURS = "masked_sum indexed_sum taken laid_out"
 
