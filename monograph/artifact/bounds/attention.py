@@ -70,7 +70,8 @@ def _heads(given: Given, name: str, heads: str) -> tuple[int]:
         batch, steps, _ = x.shape
         forms = {0: (steps, steps), 1: (batch, steps), 2: (batch, count, steps, steps)}
         given.need(given["mask_type"] in forms, "mask_type")
-        given.need_form(forms[given["mask_type"]], torch.bool, "mask")
+        mask = given.tensor("mask")
+        given.need(mask.shape == forms[given["mask_type"]] and mask.dtype in (torch.bool, x.dtype), "mask")
     return (units,)
 
 

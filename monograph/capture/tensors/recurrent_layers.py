@@ -66,7 +66,7 @@ def call(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             x = F.dropout(x, dropout)
         begin = first if count == 1 else torch.stack(states[layer * ways : (layer + 1) * ways])
         given = (x, begin, *weights[layer * for_each : (layer + 1) * for_each])
-        wanted = [item.requires_grad and torch.is_grad_enabled() for item in given]
+        wanted = [item.requires_grad for item in given]  # without gradients, too: torch multiplies by that
         x, end = _APPLY((LAYERS[func], both_ways, wanted), *given)
         last.append(end)
     return x.transpose(0, 1) if batch_first else x, last[0] if count == 1 else torch.cat(last)

@@ -62,7 +62,22 @@ def _backward(*args: Any) -> list[torch.Tensor]:
         pairs = [(item, grad) for item, grad in zip(made, grads, strict=True) if grad is not None]
         asked = [item for item in given if item.requires_grad]
         found = torch.autograd.grad([item for item, _ in pairs], asked, [grad for _, grad in pairs])
-    return [item.contiguous() for item in found]
+    rest = [item.contiguous() for item in found[wanted[0] :]]
+    return [_laid_out_for(x, found[0]), *rest] if wanted[0] else rest
+
+
+def _is_by_columns(x: torch.Tensor) -> bool:
+    """True if all rows of the input are one matrix that is laid out by columns: torch gives its gradient likewise."""
+    rows = x.shape[0] * x.shape[1]
+    return x.reshape(rows, x.shape[2]).stride() == (1, rows)
+
+
+def _laid_out_for(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient of the input, in the layout that torch gives it."""
+    if not _is_by_columns(x):
+        return gradient.contiguous()
+    columns = gradient.reshape(x.shape[0] * x.shape[1], x.shape[2]).t().contiguous()
+    return columns.t().view(x.shape)
 
 
 def _described(x: torch.Tensor, first: torch.Tensor, *_given: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +89,8 @@ def _described(x: torch.Tensor, first: torch.Tensor, *_given: Any) -> tuple[torc
 def _gradients_described(*args: Any) -> list[torch.Tensor]:
     _of_states, _of_last, x, first, weights, _kind, _both_ways, wanted = args
     pairs = zip((x, first, *weights), wanted, strict=True)
-    return [item.new_empty(item.shape) for item, is_wanted in pairs if is_wanted]
+    made = [item.new_empty(item.shape) for item, is_wanted in pairs if is_wanted]
+    return [_laid_out_for(x, made[0]), *made[1:]] if wanted[0] else made
 
 
 _LIBRARY.impl("unrolled_layer", _layer, "CompositeExplicitAutograd")

@@ -188,3 +188,43 @@ def test_an_artifact_holds_such_a_layer(tmp_path: Any) -> None:
     edited(path, change)
     with pytest.raises(mg.ArtifactError, match="unrolled_layer has arguments that do not fit: weights"):
         mg.load(path)
+
+
+# --- sizes that vary, and the layout that torch gives ---------------------------------------------------------------
+
+
+class Convolved(nn.Module):
+    """Sequences that come out of a convolution: one alone is laid out by columns."""
+
+    def __init__(self, kind: type[nn.RNNBase], *, both_ways: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 8, 5, stride=2, padding=2)
+        self.layer = kind(8, 10, batch_first=True, bidirectional=both_ways)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.layer(self.conv(x.unsqueeze(1)).transpose(1, 2))[0]
+        return states
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+def test_each_size_has_the_bits_of_eager_mode(kind: type[nn.RNNBase], both_ways: bool) -> None:
+    torch.manual_seed(0)
+    model = Convolved(kind, both_ways=both_ways)
+    plain = copy.deepcopy(model)
+    step = mg.trace(lambda x: gradients_of(model, x))
+    infer = mg.trace(lambda x: model(x))
+    whole = mg.trace(lambda x: model.layer(x)[0])
+    for rows, length in [(8, 40), (8, 32), (5, 22), (1, 40), (1, 28), (1, 24), (3, 28), (8, 40)]:
+        x = torch.randn(rows, length)
+        assert_same(gradients_of(plain, x), step(x), f"gradients of {rows} x {length}")
+        with torch.no_grad():
+            assert_same(plain(x), infer(x), f"{rows} x {length}")
+            batch = torch.randn(rows, length, 8)
+            assert_same(plain.layer(batch)[0], whole(batch), f"without a convolution, {rows} x {length}")
+
+
+def gradients_of(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    loss = model(x).square().sum()
+    return [*torch.autograd.grad(loss, list(model.parameters()))]
