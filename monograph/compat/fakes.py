@@ -12,7 +12,7 @@ import torch
 from monograph.compat.distributed.ops import communicates
 from monograph.compat.distributed.tensors import is_sharded, local_of
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.tensors import planned_device
+from monograph.compat.tensors import outside_of_transforms, planned_device
 
 # What: the name of its logger, which prints whole traces. Degraded path: they are seen.
 LOGGER_OF_FAKES = "torch._subclasses.fake_tensor"
@@ -178,6 +178,7 @@ def _keep_from_cache(mode: Any) -> None:
     mode._validate_cache_key = validated
 
 
+@outside_of_transforms()
 def make_fake(
     mode: Any, tensor: torch.Tensor, *, with_value: bool = False, planned: bool = False
 ) -> torch.Tensor:
@@ -190,16 +191,15 @@ def make_fake(
     with outside_of_modes(), torch._C.DisableTorchFunction():  # it may be met in the middle of a trace
         plain = tensor.data if tensor._is_view() or tensor.is_leaf else tensor
         whole = plain is not tensor and _is_block(plain)
-        block = whole or (planned and tensor.is_meta)
-        fake = _fake_of_block(mode, plain, requires_grad=tensor.requires_grad) if block else None
-    if fake is None:
+        if block := whole or (planned and tensor.is_meta):
+            made = _fake_of_block(mode, plain, requires_grad=tensor.requires_grad)
+    if not block:
         if tensor.requires_grad and plain is not tensor:
             plain.requires_grad_(True)
-        fake = mode.from_tensor(plain, static_shapes=True)
-    made: torch.Tensor = fake
+        made = mode.from_tensor(plain, static_shapes=True)
     if with_value and not (planned and tensor.is_meta):
-        made.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
-    return made
+        made.real_tensor = tensor.detach().clone()
+    return made  # type: ignore[no-any-return]
 
 
 def _fake_of_block(mode: Any, tensor: torch.Tensor, *, requires_grad: bool) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,19 @@ import torch
 def is_transformed(tensor: torch.Tensor) -> bool:
     """True for the wrappers that `torch.vmap` and `torch.func.grad` put around values of a trace."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+@contextmanager
+def outside_of_transforms() -> Iterator[None]:
+    """Inside, new tensors are plain ones, also in the middle of `vmap` or of a transform of `torch.func`.
+
+    What: functorch's stack of interpreters, emptied for a while. Why: a trace meets tensors there for the first time.
+    Degraded path: none is emptied, and such a trace fails.
+    """
+    functorch = importlib.import_module("torch._functorch.pyfunctorch")
+    clear = getattr(functorch, "temporarily_clear_interpreter_stack", nullcontext)
+    with clear():
+        yield
 
 
 def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:

@@ -11,8 +11,9 @@ import torch
 
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import changes_of
-from monograph.errors import OptimizerError
+from monograph.errors import CaptureError, OptimizerError
 from monograph.ir.graph_signature import Argument, Gradient, HeldGradient
 from monograph.ir.port import Role, gradient_path
 from monograph.settings import Settings
@@ -229,6 +230,12 @@ def gradients_left(inputs: Inputs, without: list[str], *, keep_gradients: bool) 
         asked = isinstance(tensor, torch.Tensor) and (tensor.is_leaf or tensor.retains_grad)
         gradient = tensor.grad if asked else None
         if item.role is Role.PARAM:
+            if is_fake(item.owner.grad):
+                item.owner.grad = None
+                raise CaptureError(
+                    f"build() computes with {item.path} where a capture cannot see it, so that it would not be trained",
+                    hint="read it from its module: self.model.weight; or make its function a module of the graph",
+                )
             if gradient is None and item.owner.requires_grad:
                 without.append(item.path)
             held = inputs.by_fake.get(id(gradient))

@@ -260,7 +260,7 @@ class TracedStep:
     def _replace_functions(self, stack: ExitStack) -> None:
         owned, threads = self.request.owned, self._threads
         owners = [self.request.build, *(item.optimizer for item in owned.optimizers), *self.modules.values()]
-        stack.enter_context(tracing_patches(self._branches_by_dynamo))
+        stack.enter_context(tracing_patches(self._branches_by_dynamo, self.inputs.fake))
         stack.enter_context(fakes_hidden(self.inputs.mode))
         bypass_wrappers(stack, self.replicas, self.averaged, syncs=self._begun.micro is None)
         if self._sharded:

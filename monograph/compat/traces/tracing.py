@@ -117,7 +117,9 @@ def _code_on_demand() -> Any:
 
 
 @contextmanager
-def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def tracing_patches(
+    around_branches: Callable[[Callable[..., Any]], Callable[..., Any]], fake: Callable[[Any], Any]
+) -> Iterator[None]:
     """Pieces of torch that a trace cannot see through, replaced for its duration.
 
     Modules wrapped by `torch.compile` run their own Python.
@@ -126,6 +128,8 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
     Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
     kernels; they see neither, since eager mode has none and its fused kernels round differently.
+    `vmap` and the transforms of `torch.func` wrap what they are given in C++, where no function mode puts a fake in the place
+    of a tensor: `fake` gives it before.
     """
     attention = importlib.import_module("torch.nn.modules.activation")
     with ExitStack() as stack:
@@ -136,10 +140,18 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
             (attention, "_is_make_fx_tracing", lambda: False),
         ):
             replace_here(stack, owner, name, value)
+        for transform, name in (("vmap", "_add_batch_dim"), ("eager_transforms", "_wrap_for_grad")):
+            module = importlib.import_module(f"torch._functorch.{transform}")
+            if (wrap := getattr(module, name, None)) is not None:
+                replace_here(stack, module, name, _with_fake(wrap, fake))
         stack.enter_context(branches_compiled(around_branches))
         # what parametrize.cached() keeps is for all code, which must find no fakes there
         stack.enter_context(replaced(torch.nn.utils.parametrize, "_cache", {}))
         yield
+
+
+def _with_fake(wrap: Callable[..., Any], fake: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda tensor, *how: wrap(fake(tensor), *how)
 
 
 def _move_if_needed(move: Any) -> Callable[..., Any]:
