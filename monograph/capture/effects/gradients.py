@@ -220,6 +220,19 @@ def _reader(frame: FrameType | None) -> FrameType | None:
     return None
 
 
+@contextmanager
+def unseen_refused(inputs: Inputs) -> Iterator[None]:
+    """Raise CaptureError after a backward() that gives a gradient to a parameter itself, not to what stands for it."""
+    yield
+    for item in inputs.items:
+        if item.role is Role.PARAM and is_fake(item.owner.grad):
+            item.owner.grad = None
+            raise CaptureError(
+                f"build() computes with {item.path} where a capture cannot see it, so that it would not be trained",
+                hint="read it from its module in build(): self.model.weight",
+            )
+
+
 def gradients_left(inputs: Inputs, without: list[str], *, keep_gradients: bool) -> Iterator[StateOutput]:
     """Gradients of parameters if they are kept, of arguments always, as eager leaves them.
 
@@ -230,12 +243,6 @@ def gradients_left(inputs: Inputs, without: list[str], *, keep_gradients: bool) 
         asked = isinstance(tensor, torch.Tensor) and (tensor.is_leaf or tensor.retains_grad)
         gradient = tensor.grad if asked else None
         if item.role is Role.PARAM:
-            if is_fake(item.owner.grad):
-                item.owner.grad = None
-                raise CaptureError(
-                    f"build() computes with {item.path} where a capture cannot see it, so that it would not be trained",
-                    hint="read it from its module: self.model.weight; or make its function a module of the graph",
-                )
             if gradient is None and item.owner.requires_grad:
                 without.append(item.path)
             held = inputs.by_fake.get(id(gradient))

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from monograph.capture.effects.arguments import Given, NewContent
 from monograph.capture.effects.foreign_objects import Effects, undo_effects
+from monograph.capture.effects.gradients import unseen_refused
 from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
 from monograph.capture.effects.python_objects.counters import Counters
 from monograph.capture.effects.python_objects.left import LeftInObjects
@@ -158,9 +159,8 @@ class TracedStep:
 
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
-        micro = self._begun.micro
-        around = (micro or self.averaged).around_backward()
-        with around, in_place_changes_explained(current_tracer().graph):
+        around = (self._begun.micro or self.averaged).around_backward()
+        with around, in_place_changes_explained(current_tracer().graph), unseen_refused(self.inputs):
             yield
 
     def values(self) -> Any:
