@@ -10,6 +10,9 @@ from typing import Any
 from monograph.capture.numbers.arithmetic import LARGEST_INT, OPERATIONS, Operand, takes_all
 from monograph.capture.numbers.moving import Node, is_moving
 from monograph.ir.graph_signature import Bindable, Number, ReadAfter
+from monograph.sizes.place import SizePlace
+
+Leaf = Number | ReadAfter | SizePlace | int
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,11 @@ class Line:
 class Expression(Bindable):
     """A number from others, computed as Python does: ints have no bounds, and no compiler rounds.
 
-    `leaves` are read where they are, or are inputs of the program by their positions, or outputs of it. `may_raise` says that
-    Python may refuse what they are in a later step.
+    `leaves` are read where they are, or are inputs of the program by their positions, sizes of inputs, or outputs of it.
+    `may_raise` says that Python may refuse what they are in a later step.
     """
 
-    leaves: tuple[Number | ReadAfter | int, ...]
+    leaves: tuple[Leaf, ...]
     lines: tuple[Line, ...]
     may_raise: bool = False
 
@@ -46,8 +49,12 @@ class Expression(Bindable):
 
     def placed(self, positions: Mapping[int, int]) -> Expression:
         """The same where inputs of the program have got other positions."""
-        leaves = (positions[leaf] if isinstance(leaf, int) else leaf for leaf in self.leaves)
-        return replace(self, leaves=tuple(leaves))
+        leaves = [positions[leaf] if isinstance(leaf, int) else leaf for leaf in self.leaves]
+        sizes = [
+            leaf._replace(position=positions[leaf.position]) if isinstance(leaf, SizePlace) else leaf
+            for leaf in leaves
+        ]
+        return replace(self, leaves=tuple(sizes))
 
     @cached_property
     def is_known(self) -> bool:
@@ -56,10 +63,7 @@ class Expression(Bindable):
 
     def before(self, inputs: Sequence[Any]) -> list[Any]:
         """The leaves that are known before a step with these inputs, the others as they are."""
-        return [
-            leaf.read() if isinstance(leaf, Number) else inputs[leaf] if isinstance(leaf, int) else leaf
-            for leaf in self.leaves
-        ]
+        return [_before(leaf, inputs) for leaf in self.leaves]
 
     def after(self, known: Sequence[Any], read_out: Callable[[ReadAfter], float]) -> Any:
         """The value, from what was `known` before the step and what is read out of its outputs."""
@@ -70,7 +74,15 @@ class Expression(Bindable):
         return values[-1]
 
 
-def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -> Expression | None:
+def _before(leaf: Leaf, inputs: Sequence[Any]) -> Any:
+    if isinstance(leaf, Number):
+        return leaf.read()
+    if isinstance(leaf, SizePlace):
+        return inputs[leaf.position].shape[leaf.dim] // leaf.parts
+    return inputs[leaf] if isinstance(leaf, int) else leaf
+
+
+def expression_of(number: Any, leaves: Mapping[str, Leaf]) -> Expression | None:
     """How a moving number is computed from `leaves`, by their names; None if it depends on others too."""
     nodes = _in_order(number.node)
     found = [node for node in nodes if node.target is None]

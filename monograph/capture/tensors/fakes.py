@@ -269,14 +269,14 @@ class Inputs:
         self.by_real[id(real)] = fake
         return fake
 
-    def sizes(self, call: Call) -> dict[str, SizePlace]:
-        """Where the sizes that vary are in the arguments of the whole call, of which build() may see a part."""
+    def sizes(self, call: Call | None = None) -> dict[str, SizePlace]:
+        """Where the sizes that vary are in the arguments of the whole call, of which build() sees a part if it is given."""
         found: dict[str, SizePlace] = {}
         for position, item in enumerate(self.items):
             if isinstance(item.fake, torch.Tensor) and isinstance(item.source, Argument):
                 for dim, size in enumerate(map(size_in, item.fake.shape)):
                     if isinstance(size, Size):
-                        parts = call.num_parts(item.source.index, dim)
+                        parts = 1 if call is None else call.num_parts(item.source.index, dim)
                         found.setdefault(str(size), SizePlace(position, dim, parts))
         return found
 

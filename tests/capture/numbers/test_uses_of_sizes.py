@@ -220,3 +220,31 @@ def sized_by_itself(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def test_a_size_that_is_computed_at_length_ends() -> None:
     trained(sized_by_itself, SIZES)
+
+
+class Counting(nn.Module):
+    """Counts what it has seen, in rows, in elements, and the share of its last batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.rows, self.elements, self.share = 0, 0, 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += x.shape[0]
+        self.elements += x.shape[0] * x.shape[1]
+        self.share = x.shape[0] / self.rows
+        return self.layer(x).square().mean()
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_counters_of_rows_have_one_build_for_all_sizes(backend: str) -> None:
+    model, plain = Counting(), Counting()
+    step = mg.train_graph(model, lambda loss, _: loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.backend(backend)
+    for rows in (8, 5, 7, 3, 6, 1, 8):
+        x = torch.randn(rows, 4)
+        plain(x)
+        step(x, torch.zeros(()))
+        assert (model.rows, model.elements, model.share) == (plain.rows, plain.elements, plain.share)
+    assert len(step.builds) <= 3  # for the first size, for all, and for one row

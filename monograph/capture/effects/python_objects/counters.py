@@ -154,7 +154,11 @@ class Counters:
 
     def _names(self, inputs: Inputs) -> dict[str, Any]:
         names: dict[str, Any] = {name: ReadAfter(name) for name in inputs.read_out} | inputs.symbols
-        return names | {leaf.node.name: at for leaf, at in zip(self.leaves, self._sources, strict=True)}
+        return (
+            names
+            | inputs.sizes()
+            | {leaf.node.name: at for leaf, at in zip(self.leaves, self._sources, strict=True)}
+        )
 
     def bind(self, names: Iterable[str]) -> set[str]:
         """The names of those that are inputs: `names` are read by the program, or by a condition."""
