@@ -12,6 +12,7 @@ import torch
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
+from monograph.compat.modes import outside_of_function_modes
 from monograph.compat.tensors import changes_of
 from monograph.errors import CaptureError, OptimizerError
 from monograph.ir.graph_signature import Argument, Gradient, HeldGradient
@@ -224,13 +225,15 @@ def _reader(frame: FrameType | None) -> FrameType | None:
 def unseen_refused(inputs: Inputs) -> Iterator[None]:
     """Raise CaptureError after a backward() that gives a gradient to a parameter itself, not to what stands for it."""
     yield
-    for item in inputs.items:
-        if item.role is Role.PARAM and is_fake(item.owner.grad):
+    with outside_of_function_modes():  # which show the gradients of fakes
+        unseen = [item for item in inputs.items if item.role is Role.PARAM and is_fake(item.owner.grad)]
+        for item in unseen:
             item.owner.grad = None
-            raise CaptureError(
-                f"build() computes with {item.path} where a capture cannot see it, so that it would not be trained",
-                hint="read it from its module in build(): self.model.weight",
-            )
+    if unseen:
+        raise CaptureError(
+            f"build() computes with {unseen[0].path} where a capture cannot see it, so that it would not be trained",
+            hint="read it from its module in build(): self.model.weight",
+        )
 
 
 def gradients_left(inputs: Inputs, without: list[str], *, keep_gradients: bool) -> Iterator[StateOutput]:
