@@ -235,8 +235,16 @@ def check_owned(owned: Owned, modules: Mapping[str, nn.Module]) -> None:
                     raise OptimizerError(
                         f"{registered.name} ({type(registered.optimizer).__name__}) holds {nameless(parameter)} "
                         f"(group {index}, position {position}) that no module of the graph holds",
-                        hint=_about_missing(owned, modules),
+                        hint=_about_missing(owned, modules)
+                        if isinstance(parameter, nn.Parameter)
+                        else _NO_PARAMETER,
                     )
+
+
+_NO_PARAMETER = (
+    "a module holds parameters alone: make one of it before the optimizer gets it, p = nn.Parameter(tensor.detach()), and hold "
+    "that in the graph: self.held = nn.ParameterList([p])"
+)
 
 
 def _about_missing(owned: Owned, modules: Mapping[str, nn.Module]) -> str:
@@ -263,7 +271,10 @@ def _about_missing(owned: Owned, modules: Mapping[str, nn.Module]) -> str:
 
 def nameless(parameter: torch.Tensor) -> str:
     """What to call a parameter that no module of the graph holds."""
-    return "a lazy parameter" if is_lazy(parameter) else f"a parameter of shape {tuple(parameter.shape)}"
+    if is_lazy(parameter):
+        return "a lazy parameter"
+    kind = "parameter" if isinstance(parameter, nn.Parameter) else "tensor"
+    return f"a {kind} of shape {tuple(parameter.shape)}"
 
 
 _TRAINED = "hold its values as a parameter and put it together in build(): torch.sparse_coo_tensor(indices, values, size)"

@@ -407,6 +407,14 @@ def test_a_module_that_is_not_held_is_named_as_before() -> None:
     assert caught.value.hint == "set its module as an attribute of the Graph: self.model = model"
 
 
+def test_a_tensor_in_an_optimizer_has_to_be_a_parameter() -> None:
+    tensor = torch.ones(2, 3, requires_grad=True)
+    step = Train(nn.Linear(4, 2), torch.optim.SGD([tensor], lr=0.1))
+    with pytest.raises(mg.OptimizerError, match=r"holds a tensor of shape \(2, 3\)") as caught:
+        step(X)
+    assert "nn.Parameter(tensor.detach())" in caught.value.hint
+
+
 def test_parts_that_come_later_are_told() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     step = Train(model, sgd(model))
