@@ -109,6 +109,8 @@ def _about_structure(reason: Reason) -> str:
 def _about_state_form(reason: Reason) -> str:
     if str(reason).startswith("requires_grad of"):
         return "each choice of what trains has a build, and it stays: nothing to do, if there are few"
+    if "shape of " in str(reason):
+        return "each shape there has a build: keep one, or return the tensor from build(), and store it after the call"
     return "set dtype, device and strides of parameters and buffers before the first call"
 
 

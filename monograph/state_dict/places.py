@@ -103,8 +103,8 @@ def changed_places(builds: Sequence[Build], places: Mapping[str, Place], owned: 
             lost.append(path)
     if lost:
         warnings.warn(
-            f"a step changes {', '.join(lost)}, which belongs to no module of the graph: it is not part of the state; "
-            "hold it in a buffer",
+            f"a step changes {', '.join(lost)}, for which the state has no place: it is not saved; hold tensors in buffers of a module "
+            "and numbers in its attributes; register_state(name, object) saves what else has state_dict() and load_state_dict()",
             stacklevel=5,
         )
     shown = {id(places[path].value) for path in found if isinstance(places[path].value, torch.Tensor)}

@@ -248,7 +248,9 @@ class Boxed(Step):
 def test_what_a_state_cannot_hold_is_told() -> None:
     graph = Boxed(nn.Linear(4, 4), box=Box())
     graph(inputs()[0])
-    with pytest.warns(UserWarning, match=r"a step changes graph\.box\.hidden, which belongs to no module"):
+    with pytest.warns(
+        UserWarning, match=r"a step changes graph\.box\.hidden, for which the state has no place"
+    ):
         graph.state_dict()
 
 
