@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from monograph.elementwise.compiling import LOWEST, started
+from monograph.elementwise.compiling import LOWEST, ended, started
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions that share processors are Linux's")
@@ -23,3 +25,20 @@ def test_the_whole_session_of_a_compiler_has_its_priority(tmp_path: Path, priori
     finally:
         run.kill()
         run.wait()
+
+
+def test_a_compiler_that_takes_long_to_end_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    wait = run.wait
+
+    def busy(timeout: float | None = None) -> int:
+        raise subprocess.TimeoutExpired(run.args, timeout or 0)
+
+    monkeypatch.setattr(run, "wait", busy)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    ended([run], str(folder), os.getpid())
+    assert not folder.exists()
+    assert wait(60) == -signal.SIGKILL

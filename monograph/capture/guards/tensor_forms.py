@@ -40,6 +40,19 @@ class OwnGradient(Source):
         return f"the {key} of {self.label}"
 
 
+@dataclass(eq=False)
+class WithoutGradients(Source):
+    """Parameters, by their paths, that have no gradient before the step. One place for all: clipping looks at hundreds."""
+
+    parameters: Mapping[str, torch.Tensor]
+
+    def now(self) -> Mapping[Any, Any]:
+        return {"": tuple([path for path, item in self.parameters.items() if item.grad is not None])}
+
+    def item_label(self, key: Any) -> str:
+        return self.label
+
+
 def as_guard(source: Source) -> Source:
     """A source, guarded at what is there now."""
     source.recorded = dict(source.now())

@@ -9,7 +9,7 @@ from torch import fx
 
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads
-from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_guard
+from monograph.capture.guards.tensor_forms import Form, OwnGradient, WithoutGradients, as_guard
 from monograph.capture.numbers.known import literals_of
 from monograph.capture.tensors.fakes import Inputs
 from monograph.capture.tensors.functional.lifting import lift_constants
@@ -57,6 +57,8 @@ def guard_free_tensors(inputs: Inputs, reach: Reach) -> None:
         if fake_id in inputs.asked_for_gradient_of_free:
             whole = id(real.grad) in used
             reach.sources.append(as_guard(OwnGradient(label, real, whole, followed=False)))
-    for fake_id in inputs.without_gradient:
-        item = inputs.by_fake[fake_id]
-        reach.sources.append(as_guard(OwnGradient(item.path, item.owner, whole=False, followed=False)))
+    if inputs.without_gradient:
+        items = [inputs.by_fake[fake_id] for fake_id in inputs.without_gradient]
+        parameters = {item.path: item.owner for item in items}
+        label = "the list of parameters with a gradient before the step"
+        reach.sources.append(as_guard(WithoutGradients(label, parameters, followed=False)))
