@@ -40,6 +40,7 @@ from monograph.capture.guards.sources.places import (
     is_ordered,
 )
 from monograph.capture.guards.sources.values import ABSENT, Mark, Moves, is_immutable, same
+from monograph.capture.guards.tensor_forms import WithoutGradients
 from monograph.capture.guards.weak import Loose, present
 from monograph.capture.guards.words import agree, place_of_length, place_of_version, places_of, words_reader
 from monograph.compat.tensors import dict_version
@@ -249,6 +250,8 @@ class ObjectGuards:
                 source.content = swap.of(source.content)
             elif isinstance(source, Kind):
                 source.owner = swap.of(source.owner)
+            elif isinstance(source, WithoutGradients):
+                source.parameters = {path: swap.of(item) for path, item in source.parameters.items()}
             for key, value in source.recorded.items():
                 if id(value) in swap.new:
                     source.recorded[key] = swap.of(value)

@@ -348,6 +348,18 @@ def test_a_class_that_would_not_find_the_gradients_of_eager_code_is_refused() ->
     assert len(step.builds) == 1
 
 
+def test_a_parameter_that_takes_the_place_of_another_is_looked_at() -> None:
+    model = Model()
+    step = Norm(model)
+    assert step() == 0
+    model.stem.weight = nn.Parameter(torch.ones(4, 4))
+    assert step() == 0
+    assert len(step.builds) == 1
+    model.stem.weight.grad = torch.ones(4, 4)
+    with pytest.raises(mg.OptimizerError, match="the gradient of model.stem.weight"):
+        step()
+
+
 def test_parameters_without_a_gradient_are_no_reason_for_anything() -> None:
     """Clipping looks at all parameters, also at those that are frozen."""
 
