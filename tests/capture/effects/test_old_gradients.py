@@ -356,7 +356,7 @@ def test_a_parameter_that_takes_the_place_of_another_is_looked_at() -> None:
     assert step() == 0
     assert len(step.builds) == 1
     model.stem.weight.grad = torch.ones(4, 4)
-    with pytest.raises(mg.OptimizerError, match="the gradient of model.stem.weight"):
+    with pytest.raises(mg.OptimizerError, match=r"the gradient of model\.stem\.weight"):
         step()
 
 
