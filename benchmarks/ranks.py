@@ -198,8 +198,9 @@ def _rows(figures: Figures, workload: Workload, *, is_share: bool) -> Any:
 def main() -> None:
     """Measure what is asked for, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
+    names = [*all_workloads(smoke=True)]
     parser.add_argument(
-        "workloads", nargs="*", choices=[*all_workloads(smoke=True)], default=["gpt", "mobilenetv2"]
+        "workloads", nargs="*", metavar="workload", help=f"of {', '.join(names)}; gpt and mobilenetv2 if none"
     )
     parser.add_argument("--rounds", type=int, default=15)
     layouts = [*dict.fromkeys(layout for layout, _ in SIDES.values())]
@@ -207,8 +208,10 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="small models")
     parser.add_argument("--hidden", action="store_true", help="collectives that sleep")
     asked = parser.parse_args()
+    if unknown := set(asked.workloads) - {*names}:
+        parser.error(f"there is no workload {min(unknown)}")
     print(f"{cpu_name()}, 2 processes with a thread each; {versions()}\n")
-    for name in asked.workloads:
+    for name in asked.workloads or ("gpt", "mobilenetv2"):
         with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
             spawn(_rank, (folder, name, asked), nprocs=2)
             ranks: list[Figures] = [torch.load(Path(folder) / str(rank)) for rank in range(2)]
