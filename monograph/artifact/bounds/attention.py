@@ -41,8 +41,8 @@ def _attention(given: Given) -> None:
 
 def _encoder_layer(given: Given) -> None:
     """A whole layer: every weight has the form that the sizes of `src` and of the first linear layer ask for."""
-    src, wide = given.tensor("src"), given.tensor("ffn_weight_1").shape[:1]
-    units = _heads(given, "src", "num_heads")
+    _heads(given, "src", "num_heads")
+    src, wide, units = given.tensor("src"), given.tensor("ffn_weight_1").shape[:1], (given["embed_dim"],)
     given.need_form((*wide, *units), src.dtype, "ffn_weight_1")
     given.need_form((*units, *wide), src.dtype, "ffn_weight_2")
     given.need_form(wide, src.dtype, "ffn_bias_1")
@@ -58,8 +58,8 @@ def _many_heads(given: Given) -> None:
 _NORMS: Final = ("weight_1", "bias_1", "weight_2", "bias_2")
 
 
-def _heads(given: Given, name: str, heads: str) -> tuple[int]:
-    """Check the sequences, what projects them, and the mask. Gives the size of a row."""
+def _heads(given: Given, name: str, heads: str) -> None:
+    """Check the sequences, what projects them, and the mask."""
     x, units, count = given.tensor(name), given["embed_dim"], given[heads]
     given.need(len(x.shape) == 3 and 0 not in x.shape and x.dtype.is_floating_point, name)
     given.need(x.shape[2] == units and count > 0 and units % count == 0, "embed_dim", heads)
@@ -72,7 +72,6 @@ def _heads(given: Given, name: str, heads: str) -> tuple[int]:
         given.need(given["mask_type"] in forms, "mask_type")
         mask = given.tensor("mask")
         given.need(mask.shape == forms[given["mask_type"]] and mask.dtype in (torch.bool, x.dtype), "mask")
-    return (units,)
 
 
 ATTENTION: Final[Mapping[str, Rule]] = {

@@ -49,12 +49,7 @@ class Expression(Bindable):
 
     def placed(self, positions: Mapping[int, int]) -> Expression:
         """The same where inputs of the program have got other positions."""
-        leaves = [positions[leaf] if isinstance(leaf, int) else leaf for leaf in self.leaves]
-        sizes = [
-            leaf._replace(position=positions[leaf.position]) if isinstance(leaf, SizePlace) else leaf
-            for leaf in leaves
-        ]
-        return replace(self, leaves=tuple(sizes))
+        return replace(self, leaves=tuple(_placed(leaf, positions) for leaf in self.leaves))
 
     @cached_property
     def is_known(self) -> bool:
@@ -72,6 +67,12 @@ class Expression(Bindable):
             operands = [item.value if isinstance(item, Known) else values[item] for item in line.operands]
             values.append(line.compute(*operands))
         return values[-1]
+
+
+def _placed(leaf: Leaf, positions: Mapping[int, int]) -> Leaf:
+    if isinstance(leaf, SizePlace):
+        return leaf._replace(position=positions[leaf.position])
+    return positions[leaf] if isinstance(leaf, int) else leaf
 
 
 def _before(leaf: Leaf, inputs: Sequence[Any]) -> Any:
