@@ -129,7 +129,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("passes/inductor", 'kwargs["value"] = arguments.pop()', "arguments.pop()", (*FOR_INDUCTOR, "backends/test_inductor.py", "backends/test_aligned.py")),
     Mutation("passes/inductor", "before = call(aten.cat.default, [kept, first] if self.reverse else [first, kept])", "before = call(aten.cat.default, [first, kept])", ("passes/test_recurrent_loops.py",), is_new=True),
     Mutation("passes/inductor", "states = call(aten.slice.Tensor, states, 2, start, start + layer.sizes[3])", "states = call(aten.slice.Tensor, states, 2, 0, layer.sizes[3])", ("capture/tensors/test_recurrent_layers.py",), is_new=True),
-    Mutation("capture/tensors", "wanted = [item.requires_grad and torch.is_grad_enabled() for item in given]", "wanted = [True for item in given]", ("capture/tensors/test_recurrent_layers.py",), is_new=True),
+    Mutation("capture/tensors", "wanted = [item.requires_grad for item in given]", "wanted = [True for item in given]", ("capture/tensors/test_recurrent_layers.py",), is_new=True),
     Mutation("capture/tensors/functional", "return run(LAID_OUT, (made, args[0]), {}) if in_place else made", "return made", ("parity/test_one_pixel.py",), is_new=True),
     Mutation("capture/tensors/functional", "if not is_ambiguous(before) or (self._place is not None and is_late(self._place)):", "if True:", ("parity/test_one_pixel.py",), is_new=True),
     Mutation("capture", "if not (last.step.functions.keeps_layers and joins_gradients(last.graph.graph)):", "if True:", ("capture/tensors/test_recurrent_layers.py",), is_new=True),
