@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakSet
 
@@ -23,20 +24,37 @@ _c10d: Any = torch.ops._c10d_functional
 
 
 def take_over(buffers: Iterable[torch.Tensor], group: str) -> None:
-    """Give buffers the values that they have in the first process: one collective for those of one type."""
-    kinds: dict[Any, list[torch.Tensor]] = {}
+    """Give buffers the values that they have in the first process: one collective for those of one device."""
+    kinds: dict[torch.device, dict[torch.dtype, list[torch.Tensor]]] = {}
     for buffer in buffers:
         if buffer.numel():
-            kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+            plain = _plain(buffer)
+            kinds.setdefault(plain.device, {}).setdefault(plain.dtype, []).append(plain)
     with torch.no_grad():
-        for alike in kinds.values():
-            flat = torch.cat([_plain(item).reshape(-1) for item in alike])
-            first = _c10d.wait_tensor(_c10d.broadcast(flat, 0, group))
-            begin = 0
-            for item in map(_plain, alike):
-                with keeps_version(item):
-                    item.copy_(first[begin : begin + item.numel()].view(item.shape))
-                begin += item.numel()
+        for by_type in kinds.values():
+            # by size, so that in a row of bytes each begins where its type may
+            types = sorted(by_type.values(), key=lambda alike: -alike[0].itemsize)
+            for alike, first in zip(types, _of_the_first(types, group), strict=True):
+                begin = 0
+                for item in alike:
+                    with keeps_version(item):
+                        item.copy_(first[begin : begin + item.numel()].view(item.shape))
+                    begin += item.numel()
+
+
+def _of_the_first(types: Sequence[Sequence[torch.Tensor]], group: str) -> list[torch.Tensor]:
+    """For each list of tensors of one type their numbers in the first process, in a row. Several types are sent as bytes."""
+    if len(types) == 1:
+        return [_c10d.wait_tensor(_c10d.broadcast(_row(types[0]), 0, group))]
+    sent = torch.cat([_row(alike).view(torch.uint8) for alike in types])
+    first = _c10d.wait_tensor(_c10d.broadcast(sent, 0, group))
+    ends = accumulate(sum(item.nbytes for item in alike) for alike in types)
+    places = pairwise((0, *ends))
+    return [first[begin:end].view(alike[0].dtype) for (begin, end), alike in zip(places, types, strict=True)]
+
+
+def _row(alike: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([item.reshape(-1) for item in alike])
 
 
 def take_over_buffers(

@@ -219,7 +219,7 @@ class Internals:
 
         `sizes` are declared to vary, by default those of the configuration.
         """
-        if (build := self.cache.find(call)) is None:
+        if (build := self.first_state.found(partial(self.cache.find, call))) is None:
             check_count(self.registry.graph.build, args, kwargs)
             declared = self.settings.sizes if sizes is None else sizes
             try:

@@ -33,7 +33,7 @@ FIRST_BYTES: Final = 1 << 20  # of the first bucket, so that something is on its
 BUCKET_BYTES: Final = 25 << 20  # of others at most, as DistributedDataParallel has them
 _BUCKETS: Final = 8  # of all that is reduced: the last one is waited for
 _GATHERS: Final = 4  # of all that is gathered: two of them are held at a time
-_AT_ONCE: Final = 0.01  # of the arithmetic of a step: what comes within that of a bucket joins it
+_AT_ONCE: Final = 0.02  # of the arithmetic of a step: what comes within that of a bucket joins it
 
 
 def merge_collectives(program: Program) -> Program:

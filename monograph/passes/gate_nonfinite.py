@@ -22,9 +22,10 @@ def gate_nonfinite(program: Program) -> Program:
     """Put a last output after the others, a flag, and keep the old state where it says that a step is not finite.
 
     Not finite are a NaN among the results and in new state, an infinity in a result without dimensions (a loss), and
-    one in state that had none. Gradients do not count: a scaler lets them overflow, and skips the step itself. Where a step
-    is one of several processes, a number in one of them counts for all.
+    one in state that had none, of which gradients that stay are a part. Under a gradient scaler these do not count: it lets them overflow,
+    and skips the step itself. Where a step is one of several processes, a number in one of them counts for all.
     """
+    skips_itself = any(port.role is Role.SCALER for port in program.inputs)
     copy = program.rebuilt()
     graph = copy.graph
     before = dict(zip((port.path for port in copy.inputs), graph.find_nodes(op="placeholder"), strict=True))
@@ -35,7 +36,7 @@ def gate_nonfinite(program: Program) -> Program:
         flags = [
             writer.is_fine(item, before.get(port.path), port)
             for item, port in zip(results, copy.outputs, strict=True)
-            if _counts(item, port)
+            if _counts(item, port) and not (skips_itself and port.path.startswith(GRADIENTS))
         ]
         if not flags:
             return program
@@ -63,7 +64,7 @@ def _counts(item: Any, port: Port) -> bool:
     floating = isinstance(described, TensorMeta) and (
         described.dtype.is_floating_point or described.dtype.is_complex
     )
-    return floating and port.role in (Role.USER, Role.STATE) and not port.path.startswith(GRADIENTS)
+    return floating and port.role in (Role.USER, Role.STATE)
 
 
 def _same_form(new: Any, old: fx.Node) -> bool:

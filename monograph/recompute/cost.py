@@ -12,6 +12,7 @@ from torch import fx
 
 from monograph.compat.distributed.ops import communicates
 from monograph.compat.modes import outside_of_modes
+from monograph.compat.ops import is_random
 from monograph.ir.evaluate import example
 from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, frozen, metas, value
@@ -51,7 +52,7 @@ def _predicted(node: fx.Node) -> float:
     nbytes = max(sum(item.nbytes for item in (*given, *made)), 1)
     device = made[0].device
     count = flops(node)
-    if device.type == "meta" or nbytes > _MOST_BYTES or can_fail(node) or _runs_elsewhere(node):
+    if device.type == "meta" or nbytes > _MOST_BYTES or can_fail(node) or _needs_the_step(node):
         return count * _per_flop(made[0].dtype) + nbytes * _per_byte()
     if count:
         kind = repr(frozen([node.args, dict(node.kwargs)], lambda item: str(value(item))))
@@ -68,9 +69,9 @@ def _predicted(node: fx.Node) -> float:
     return count * _per_flop(made[0].dtype) + nbytes * _per_byte() if per is None else per * times
 
 
-def _runs_elsewhere(node: fx.Node) -> bool:
-    """True for what cannot be timed here: other processes take part, or it needs workspaces of the step."""
-    return communicates(node.target) or node.target in _OF_WORKSPACES
+def _needs_the_step(node: fx.Node) -> bool:
+    """True for what cannot be timed here: other processes take part, it draws the step's numbers, or it needs the step's workspaces."""
+    return communicates(node.target) or is_random(node.target) or node.target in _OF_WORKSPACES
 
 
 def _tensors(nodes: Iterable[fx.Node]) -> Iterable[TensorMeta]:

@@ -132,7 +132,8 @@ def as_it_is(table: dict[str, Any]) -> dict[str, Any]:
 def module_slots(modules: Mapping[str, nn.Module], seen: Seen = as_it_is) -> Iterator[Slot]:
     """The places of parameters, buffers and plain tensor attributes of modules.
 
-    `seen(table)` gives the table to look at in place of one that is there.
+    `seen(table)` gives the table to look at in place of one that is there. Attributes that a step cannot use are none: what metrics
+    have counted under torch.inference_mode().
     """
     for path, module in modules.items():
         tables = (
@@ -143,8 +144,9 @@ def module_slots(modules: Mapping[str, nn.Module], seen: Seen = as_it_is) -> Ite
         for there, role in tables:
             table = seen(there)
             for name, tensor in list(table.items()):  # other threads may set attributes meanwhile
-                if isinstance(tensor, torch.Tensor):
-                    yield Slot(table, name, f"{path}.{name}", role)
+                if not isinstance(tensor, torch.Tensor) or (role is Role.CAPTURED and tensor.is_inference()):
+                    continue
+                yield Slot(table, name, f"{path}.{name}", role)
 
 
 def optimizer_slots(

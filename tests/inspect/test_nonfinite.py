@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,43 @@ def test_only_in_the_kernels(plant: Any, monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(mg.NonfiniteError, match="op by op the same step is finite") as caught:
         step(*batch())
     assert (caught.value.where.line, caught.value.where.module) == (line_of("gate"), "model.first")
+
+
+class Added(mg.Graph):
+    """Micro-batches by hand, whose gradients stay."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.add_optimizer(optimizer, manual=True)
+        self.optimizer = optimizer
+        self.config.keep_gradients()
+        self.config.detect_nonfinite()
+
+    def build(self, x: torch.Tensor, update: bool) -> torch.Tensor:
+        loss = self.model(x).square().sum(1).sqrt().mean()  # its gradient at 0 is a NaN
+        loss.backward()
+        if update:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_gradient_that_stays_counts(bad: int) -> None:
+    """At the micro-batch that makes it: a later one could only say that it came in."""
+    torch.manual_seed(0)
+    step = Added(nn.Linear(4, 3, bias=False))
+    for number in range(3):
+        if number == bad:
+            before = {key: item for key, item in state_of(step).items() if "/programs" not in key}
+            with pytest.raises(mg.NonfiniteError) as caught:
+                step(torch.zeros(2, 4), number == 2)
+            where = caught.value.where
+            assert "square().sum(1)" in linecache.getline(where.file, where.line)
+            assert {key: item for key, item in state_of(step).items() if "/programs" not in key} == before
+        else:
+            step(torch.randn(2, 4), number == 2)
+    step(torch.randn(2, 4), True)
+    assert torch.isfinite(step.model.weight).all()

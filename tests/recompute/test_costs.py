@@ -47,6 +47,27 @@ def test_what_is_on_meta_is_predicted_without_a_run(monkeypatch):
     assert max(found) > 0.1
 
 
+def test_timing_draws_none_of_the_random_numbers_of_a_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))  # nothing is timed yet
+
+    def trained(capture: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.RReLU(), nn.Linear(64, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = mg.train_graph(model, nn.CrossEntropyLoss(), optimizer)
+        step.config.enable_compress_memory()
+        x, y = torch.randn(128, 64), torch.randint(10, (128,))
+        if capture:
+            step.memory(x, y)
+            step(x, y)
+        else:
+            nn.CrossEntropyLoss()(model(x), y).backward()
+            optimizer.step()
+        return [*model.parameters(), torch.get_rng_state()]
+
+    assert all(map(torch.equal, trained(True), trained(False)))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_share_of_the_time_gives_the_least_peak_within_it(seed):
     problem = problem_of(program_of(seed))

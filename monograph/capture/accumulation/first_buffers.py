@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,13 @@ class TakenOver:
 
 
 def take_over(graph: fx.Graph, taken: TakenOver, inputs: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
-    """Write it at the end of a graph: the values by their paths, one collective for those of one type."""
-    kinds: dict[Any, list[tuple[str, fx.Node, TensorMeta]]] = {}
+    """Write it at the end of a graph: the values by their paths, one collective for those of one device."""
+    kinds: dict[torch.device, dict[torch.dtype, list[tuple[str, TensorMeta]]]] = {}
     for path in taken.paths:
         described = form(inputs[path])
         if described is not None and 0 not in described.shape:
-            kinds.setdefault((described.dtype, described.device), []).append((path, inputs[path], described))
+            alike = kinds.setdefault(described.device, {}).setdefault(_plain(described.dtype), [])
+            alike.append((path, described))
 
     def op(target: Any, *args: Any) -> fx.Node:
         node = graph.call_function(target, args)
@@ -40,20 +42,41 @@ def take_over(graph: fx.Graph, taken: TakenOver, inputs: Mapping[str, fx.Node]) 
         return node
 
     found: dict[str, fx.Node] = {}
-    for (dtype, _), alike in kinds.items():
-        flat = op(_aten.cat.default, [_flat(op, node, described) for _, node, described in alike])
-        first = op(_c10d.wait_tensor.default, op(_c10d.broadcast.default, flat, 0, taken.group))
-        begin = 0
-        for path, _, described in alike:
-            end = begin + _count(described.shape) * (2 if dtype.is_complex else 1)
-            found[path] = _back(op, op(_aten.slice.Tensor, first, 0, begin, end), described)
-            begin = end
+    for by_type in kinds.values():
+        # by size, so that in a row of bytes each begins where its type may
+        types = sorted(by_type.items(), key=lambda item: -item[0].itemsize)
+        rows = [
+            op(_aten.cat.default, [_flat(op, inputs[path], it) for path, it in alike]) for _, alike in types
+        ]
+        is_mixed = len(rows) > 1
+        sent = (
+            op(_aten.cat.default, [op(_aten.view.dtype, row, torch.uint8) for row in rows])
+            if is_mixed
+            else rows[0]
+        )
+        first = op(_c10d.wait_tensor.default, op(_c10d.broadcast.default, sent, 0, taken.group))
+        place = 0
+        for dtype, alike in types:
+            counts = [_count(it) for _, it in alike]
+            row, begin = first, 0
+            if is_mixed:
+                end = place + sum(counts) * dtype.itemsize
+                row, place = op(_aten.view.dtype, op(_aten.slice.Tensor, first, 0, place, end), dtype), end
+            for (path, described), count in zip(alike, counts, strict=True):
+                piece = op(_aten.slice.Tensor, row, 0, begin, begin + count)
+                found[path], begin = _back(op, piece, described), begin + count
     fill_meta(graph)
     return found
 
 
-def _count(shape: Sequence[int]) -> int:
-    return int(torch.Size(map(int, shape)).numel())
+def _plain(dtype: torch.dtype) -> torch.dtype:
+    """The type of the numbers as which they are sent."""
+    return torch.uint8 if dtype is torch.bool else dtype.to_real()
+
+
+def _count(described: TensorMeta) -> int:
+    """How many numbers are sent of it."""
+    return math.prod(map(int, described.shape)) * (2 if described.dtype.is_complex else 1)
 
 
 def _flat(op: Callable[..., fx.Node], node: fx.Node, described: TensorMeta) -> fx.Node:

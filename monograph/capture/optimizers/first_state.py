@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +16,8 @@ from monograph.capture.optimizers.trial_steps import first_state
 from monograph.compat.distributed.tensors import is_sharded, part_laid_out
 from monograph.state.find import RegisteredOptimizer
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class _Waiting:
@@ -23,12 +26,33 @@ class _Waiting:
     entries: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Declared:
+    """Whose state was declared, and its keys."""
+
+    optimizer: ref[Optimizer]
+    owner: ref[Any]
+    keys: frozenset[str]
+
+    def once_more(self) -> _Waiting | None:
+        """First state, if there is none any more."""
+        optimizer, owner = self.optimizer(), self.owner()
+        if optimizer is None or owner is None or optimizer.state.get(owner):
+            return None
+        for group in optimizer.param_groups:
+            if any(parameter is owner for parameter in group["params"]):
+                entries = first_state(optimizer, group, owner)
+                return _Waiting(optimizer, owner, entries) if entries.keys() == self.keys else None
+        return None
+
+
 class FirstState:
     """What a capture declared. Until the first step the optimizers are as the user left them."""
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
         self.shown: list[_Waiting] = []  # for a step that has not run yet
+        self._declared: list[_Declared] = []  # that steps have made
 
     @contextmanager
     def hidden(self, optimizers: Sequence[RegisteredOptimizer]) -> Iterator[None]:
@@ -66,7 +90,28 @@ class FirstState:
     def settle(self) -> None:
         """The step has run: what was shown for it stays."""
         if self.shown:
+            whole = (item for item in self.shown if not any(map(is_sharded, item.entries.values())))
+            made = [
+                _Declared(ref(item.optimizer), ref(item.owner), frozenset(item.entries)) for item in whole
+            ]
+            new = {id(item.owner()) for item in made}
+            self._declared = [item for item in self._declared if id(item.owner()) not in new] + made
             self.shown = []
+
+    def found(self, find: Callable[[], _T | None]) -> _T | None:
+        """What is found, perhaps once optimizers that have lost the state which a step had made begin again."""
+        if (found := find()) is not None:
+            return found
+        if not (lost := [item for known in self._declared if (item := known.once_more()) is not None]):
+            return None
+        for optimizer, items in _by_optimizer(lost):
+            change_state(optimizer, add={item.owner: item.entries for item in items})
+        if (found := find()) is not None:
+            self.shown += lost
+            return found
+        for optimizer, items in _by_optimizer(lost):
+            change_state(optimizer, drop=[item.owner for item in items])
+        return None
 
     def roll_back(self) -> None:
         """The step has failed: what was shown for it waits again."""

@@ -201,7 +201,7 @@ def unpacks(node: fx.Node) -> bool:
     """True for an op that only shows what came in another form, copies it, or makes a mean of a sum."""
     if node.target in (_aten.div.Tensor, _aten.mul.Tensor):
         return isinstance(node.args[1], (int, float))
-    return node.target in VIEWS or node.target in (_aten.clone.default, _aten.copy.default)
+    return node.target in VIEWS or node.target in (_aten.view.dtype, _aten.clone.default, _aten.copy.default)
 
 
 def unpacked(wait: fx.Node) -> list[fx.Node]:
