@@ -207,14 +207,15 @@ def plan(
 def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> None:
     """Write one page that shows the newest build: a summary, then modules, program, source, memory, passes. It needs no network.
 
-    `profile` is what `graph.profile(*inputs)` gave, for times and a flame graph. Raises DefinitionError without a
-    build, or if `path` does not end in .html.
+    `profile` is what `graph.profile(*inputs)` gave, for times and a flame graph; the page shows the build that it is of. Raises
+    DefinitionError without a build, or if `path` does not end in .html.
     """
-    from monograph.inspect.pages.html import write_html
+    from monograph.inspect.pages.html import shown_build, write_html
     from monograph.inspect.pages.modules import step_summary
 
     inside = internals_of(self)
-    build = inside.newest()
+    inside.newest()  # there has to be one
+    build = shown_build(inside.builds, profile)
     write_html(path, step_summary(inside.name, inside.owned(), build), build, explain(self), profile)
 
 

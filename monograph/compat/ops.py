@@ -322,7 +322,7 @@ def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
     if target is torch.ops.aten.convolution_backward.default and not kwargs:
         gradient, x, weight, _, *how, wanted = args
         forward = flops_of(torch.ops.aten.convolution.default, (x, weight, None, *how), {}, gradient)
-        return forward * sum(wanted[:2])
+        return forward * sum(map(bool, wanted[:2]))
     formula = _formulas().get(getattr(target, "_overloadpacket", None))
     if formula is None:
         return 0

@@ -68,6 +68,7 @@ class Profile(Displayed):
     roofline: Roofline
     ops: tuple[OpTime, ...]
     costs: tuple[str, ...] = ()  # lines of the user's that make it slower
+    build: int = 0  # its number
 
     @property
     def seconds(self) -> float:
@@ -161,6 +162,7 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
         roofline,
         ops,
         tuple(why_not_in_place(build.executor.bound, build.backend)),
+        build.number,
     )
 
 

@@ -100,14 +100,16 @@ def _beside(program: Program) -> int:
     light = light_ops(program.graph)
     outputs = output_nodes(program.graph)
     results = {item for index, _ in program.updates() if isinstance(item := outputs[index], fx.Node)}
-    apart = {item for item in results if item.target is operator.getitem and not _is_of_fused(item)}
-    return sum(meta.extent for node in light | apart for meta in metas(value(node)))
+    apart = {item for item in results if item.target is operator.getitem and not _is_written(item)}
+    own = sum(meta.extent for node in light | apart for meta in metas(value(node)))
+    return own + sum(map(_beside, program.parts))
 
 
-def _is_of_fused(node: fx.Node) -> bool:
+def _is_written(node: fx.Node) -> bool:
+    """True for a result of an op that writes into what it is given, or of a subgraph, which is asked itself."""
     while node.target is operator.getitem:
         node = node.all_input_nodes[0]
-    return node.target in IN_PLACE
+    return node.target in IN_PLACE or node.op == "call_module"
 
 
 def peak_of(program: Program) -> int:

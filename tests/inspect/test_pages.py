@@ -22,6 +22,23 @@ from tests.inspect import faults
 from tests.inspect.faults import Step, batch, line_of
 
 
+def test_a_page_shows_the_build_that_its_profile_is_of(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()))
+    step.config.dynamic(False)
+    x, y = torch.randn(64, 1, 8, 8), torch.randint(2, (64,))
+    step(x, y)
+    step(x[:29], y[:29])
+    step.to_html(tmp_path / "page.html", profile=step.profile(x, y))
+    assert '"about":"build 0 ' in (tmp_path / "page.html").read_text()
+    step.to_html(tmp_path / "page.html")
+    assert '"about":"build 1 ' in (tmp_path / "page.html").read_text()
+    other = Step()
+    other(*batch())
+    with pytest.raises(mg.DefinitionError, match="of no build"):
+        other.to_html(tmp_path / "page.html", profile=step.profile(x, y))
+
+
 def test_a_page_holds_the_step(tmp_path: Path) -> None:
     step = Step()
     with pytest.raises(mg.DefinitionError, match="no build"):

@@ -76,7 +76,7 @@ def not_repeatable(
             f"build() puts numbers that it reads out of tensors of the step into {label}, in a way that no replay can repeat",
             where=where,
             hint="return the tensor, and keep its number after the step; build() may append() to a list that it does not "
-            "read, and move a list of fixed length in place: numbers.append(new); del numbers[0]; the last ones fit into a buffer: "
+            "read (and extend() it, where += would replace it), and move a list of fixed length in place: numbers.append(new); del numbers[0]; the last ones fit into a buffer: "
             "last.copy_(torch.cat([last[1:], loss.detach().view(1)]))",
         )
     return CaptureError(

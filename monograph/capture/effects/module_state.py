@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,20 @@ from monograph.ir.call.sparse import is_sparse
 from monograph.ir.graph_signature import Assign, Copy
 from monograph.ir.port import Role
 from monograph.state.find import Slot
+from monograph.user_code.lines import Origin
 
 
 class ModuleState:
     """The tensors of modules. Slots must be their places before the trace, as the trace sees them."""
 
-    def __init__(self, inputs: Inputs, overlay: Overlay, slots: Sequence[Slot]) -> None:
-        self.inputs, self.overlay, self.slots = inputs, overlay, slots
+    def __init__(
+        self,
+        inputs: Inputs,
+        overlay: Overlay,
+        slots: Sequence[Slot],
+        line_of: Callable[[str], Origin | None] = lambda path: None,
+    ) -> None:
+        self.inputs, self.overlay, self.slots, self.line_of = inputs, overlay, slots, line_of
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in slots}
         self._places = Counter(id(slot.tensor) for slot in slots)
 
@@ -46,7 +53,11 @@ class ModuleState:
                         state_outputs += [] if found is None else [found]
         for slot in self.slots:
             if not isinstance(slot.container.get(slot.key), torch.Tensor) and slot.role is not Role.CAPTURED:
-                raise CaptureError(f"build() removes {slot.path}", hint="a static graph keeps its state")
+                raise CaptureError(
+                    f"build() removes {slot.path}",
+                    where=self.line_of(slot.path),
+                    hint="a static graph keeps its state",
+                )
 
     def _output(
         self, path: str, table: dict[str, Any], name: str, value: torch.Tensor, seen: Mapping[str, Any]
@@ -58,11 +69,13 @@ class ModuleState:
         if is_sparse(value):
             raise CaptureError(
                 f"build() puts a sparse tensor into {path}, where it would stay after the step",
+                where=self.line_of(path),
                 hint="keep its values there, and put it together in each step: torch.sparse_coo_tensor()",
             )
         if table is seen[PARAMETERS] or (slot is None and table is seen[BUFFERS]):
             raise CaptureError(
                 f"build() replaces or registers {path}",
+                where=self.line_of(path),
                 hint="register parameters and buffers before the capture",
             )
         there = self.overlay.there(table)
@@ -76,6 +89,9 @@ class ModuleState:
             raise CaptureError(
                 f"build() assigns to buffer {path} a tensor {tuple(value.shape)} {value.dtype}; "
                 f"it holds {tuple(real.shape)} {real.dtype}",
-                hint="a static graph keeps the shapes and dtypes of its state",
+                where=self.line_of(path),
+                hint="a static graph keeps the shapes and dtypes of its state: make the buffer as large as it will ever be in "
+                f"__init__(), and take a part of it in each step, {path.rpartition('.')[2]}[:size]; or hold it in a plain attribute, "
+                "which may be replaced",
             )
         return None

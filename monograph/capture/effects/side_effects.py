@@ -67,7 +67,7 @@ class SideEffects:
         self.tensors = AttributeTensors(self.attributes, self.inputs, self.state_outputs)
         carried = self.tensors.carried
         self.values = AttributeValues(self.attributes, self.reach, carried)
-        self.module_state = ModuleState(self.inputs, self.overlay, self.slots)
+        self.module_state = ModuleState(self.inputs, self.overlay, self.slots, self.reach.line_of)
         self.module_hooks = ModuleHooks(self.overlay, self.modules)
 
     def collect_structure(self, reads: Reads) -> None:

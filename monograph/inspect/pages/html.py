@@ -19,6 +19,7 @@ from monograph.inspect.pages.modules import StepSummary, amount
 from monograph.inspect.profile import Profile
 from monograph.ir.meta import compute_nodes, labels, origin, value
 from monograph.ir.printer import call_text
+from monograph.ir.program import Program
 from monograph.ir.text import bytes_text
 from monograph.passes.inductor.inline_parts import inline_parts
 
@@ -38,8 +39,28 @@ def write_html(
     target.write_text(template.replace("@DATA@", safe))
 
 
+def shown_build(builds: Sequence[Build], profile: Profile | None) -> Build:
+    """The newest of some builds, or that which a profile is of. Raises DefinitionError if it is of none."""
+    if profile is None:
+        return builds[-1]
+    timed = [op.name for op in profile.ops]
+    for build in builds:
+        if build.number == profile.build and timed == [
+            node.name for node in compute_nodes(_program(build).graph)
+        ]:
+            return build
+    raise DefinitionError(
+        f"the profile is of {profile.graph}, and of no build of this graph",
+        hint="to_html(path, profile=graph.profile(*inputs))",
+    )
+
+
+def _program(build: Build) -> Program:
+    return inline_parts(build.stages[0].program)
+
+
 def _data(summary: StepSummary, build: Build, explained: str, profile: Profile | None) -> dict[str, Any]:
-    program = inline_parts(build.stages[0].program)
+    program = _program(build)
     numbers: dict[str, int] = {}
     nodes = []
     for node in compute_nodes(program.graph):
@@ -61,11 +82,6 @@ def _data(summary: StepSummary, build: Build, explained: str, profile: Profile |
         "profile": None,
     }
     if profile is not None:
-        if [op.name for op in profile.ops] != [node[0] for node in nodes]:
-            raise DefinitionError(
-                f"the profile is of {profile.graph}, of another build than the page",
-                hint="to_html(path, profile=graph.profile(*inputs))",
-            )
         data["profile"] = {
             "about": str(profile).partition("\n")[0],
             "seconds": [op.seconds for op in profile.ops],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -333,3 +334,34 @@ def test_micro_batches_find_the_same_structure(run: Callable[..., Any]) -> None:
     step.config.set_gradient_accumulation_steps(2)
     with pytest.raises(mg.CaptureError, match="the second micro-batch would find another"):
         step(torch.ones(4, 4))
+
+
+class Table(nn.Module):
+    """A buffer that grows with the longest batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.grow(8)
+
+    def grow(self, size: int) -> None:
+        self.register_buffer("table", torch.arange(size).float().cos())  # here
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > len(self.table):
+            self.grow(x.shape[0])
+        return self.layer(x) * self.table[: x.shape[0], None]
+
+
+def test_a_buffer_that_grows_is_refused_at_its_line() -> None:
+    model = Table()
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1))
+    step(torch.ones(4, 4), torch.zeros(4, 4))
+    with pytest.raises(
+        mg.CaptureError, match=r"assigns to buffer model.table .*\n.*\n.*table\[:size\]"
+    ) as caught:
+        step(torch.ones(12, 4), torch.zeros(12, 4))
+    where = caught.value.where
+    assert where is not None
+    assert linecache.getline(where.file, where.line).endswith("# here\n")
+    assert model.table.shape == (8,)

@@ -143,7 +143,7 @@ def test_state_that_is_cleared_starts_anew() -> None:
         if index == 2:
             side.optimizer.state.clear()
 
-    check_parity(lambda: make_side(lambda m: Adam(m.parameters())), builds=2, between=clear)
+    check_parity(lambda: make_side(lambda m: Adam(m.parameters())), builds=1, between=clear)
 
 
 def test_a_param_group_that_is_added_is_trained() -> None:

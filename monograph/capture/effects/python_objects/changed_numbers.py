@@ -62,8 +62,16 @@ def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place
             keys = [
                 key for key in before if key in effect.source.recorded and _counts(before[key], after[key])
             ]
+            if keys and isinstance(
+                effect.source.container(), list
+            ):  # one that is moved along, say: others will follow
+                keys += [key for key in before if key not in keys and _is_float(before[key], after[key])]
             found += [place for key in keys if (place := place_in(effect.source, key)) is not None]
     return found
+
+
+def _is_float(before: Any, after: Any) -> bool:
+    return type(before) is float and is_number(after)
 
 
 def _counts(before: Any, after: Any) -> bool:
