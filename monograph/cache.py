@@ -63,9 +63,9 @@ class BuildCache:
         yield call
         yield from self.forms.of(call)
 
-    def declared(self, call: Call, sizes: tuple[DynamicSize, ...]) -> Call | None:
-        """A call by the names of sizes that were declared; None if there are builds for it, or no such sizes."""
-        by_names = self.forms.declared(call, self._live.keys(), sizes)
+    def declared(self, call: Call, sizes: tuple[DynamicSize, ...], *, others: bool) -> Call | None:
+        """A call by the names of sizes that were declared, and of `others` that vary; None if there are builds for it, or no such sizes."""
+        by_names = self.forms.declared(call, self._live.keys(), sizes, others=others)
         return None if by_names is None or by_names.key in self._live else by_names
 
     def known_as(self, call: Call, build: Build) -> Call:

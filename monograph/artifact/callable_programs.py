@@ -115,7 +115,8 @@ class StoredSignature(Displayed):
         if broken is not None:
             raise ArtifactError(
                 f"{self.name} was captured for steps in which `{broken}` holds, and this one needs another program",
-                hint="make more steps before the graph is saved, or train with the code of the model",
+                hint="save a graph that has made steps with such arguments, or that was compiled with mg.spec() and an mg.Dim for the "
+                "sizes that vary; or use the code of the model",
             )
         if len(faults) == 1:
             raise faults[0]
@@ -202,7 +203,8 @@ class StoredPrograms:
         return found, found.arguments.leaves(args, kwargs)
 
     def __str__(self) -> str:
-        return described(self._row, self.dims)
+        of_sizes = [about for about in self.smallest.branches if ".size(" in about]
+        return described(self._row, self.dims) + (f", where {' and '.join(of_sizes)}" if of_sizes else "")
 
 
 class StoredProgram:
@@ -250,6 +252,11 @@ class StoredProgram:
         if self._executor is None:
             self._executor = self._made(leaves, settings)
         return self._executor, self._executor.bind(leaves)
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The branches of its capture, as text."""
+        return tuple(about for about, _ in self._unpacked.branches.checks)
 
     def broken(self, inputs: Sequence[Any]) -> str | None:
         """The first branch of its capture that would not be taken with these inputs."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 from monograph.capture.captured import Captured
 from monograph.capture.step.request import Request
@@ -11,7 +12,7 @@ from monograph.compiler import Build
 from monograph.errors import CaptureError, ConfigError
 from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call, TensorKey
-from monograph.ir.call.varying import Varying, is_part_of, tied_to_names
+from monograph.ir.call.varying import Varying, by_numbers, declared, is_part_of, tied_to_names
 from monograph.settings import DynamicSize
 
 
@@ -38,13 +39,16 @@ def check_declared(call: Call, sizes: Iterable[DynamicSize]) -> None:
             )
 
 
-def make_by_names(make: Callable[..., Build], call: Call, reason: Reason, *, is_declared: bool) -> Build:
-    """A new build for a call by names, by `make` with a call, a reason and what captures the step.
+def make_by_names(
+    make: Callable[..., Build], call: Call, reason: Reason, sizes: Collection[DynamicSize]
+) -> Build:
+    """A new build for a call by names, by `make` with a call, a reason and what captures the step. `sizes` were declared.
 
     If the step takes a declared size to be that of another argument, as of labels beside tokens, this one varies with it.
     """
-    if not is_declared:
+    if not sizes:
         return make(call, reason)
+    capture_declared = partial(_capture_declared, sizes)
     try:
         return make(call, reason, capture_declared)
     except FixedSizeError as error:
@@ -57,11 +61,14 @@ def make_by_names(make: Callable[..., Build], call: Call, reason: Reason, *, is_
         raise fixed from None
 
 
-def capture_declared(request: Request) -> Captured:
-    """A step for all sizes with a name. Raises FixedSizeError, with the user's line, where it is one for a single size."""
+def _capture_declared(sizes: Iterable[DynamicSize], request: Request) -> Captured:
+    """A step for all sizes with a name. Raises FixedSizeError, with the user's line, where it fixes one that was declared."""
     captured = capture(request)
-    form = Varying.in_key(request.call.key)
+    form, own = Varying.in_key(request.call.key), declared(by_numbers(request.call), sizes)
+    theirs = {name for row in own.names for name in row} if own is not None else set()
     for name, where in captured.fixed.items():
+        if name not in theirs:
+            continue
         ((leaf, dim), *_) = form.places({name}) if form is not None else ((0, 0),)
         captured.undo()
         raise FixedSizeError(

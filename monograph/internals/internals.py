@@ -236,13 +236,13 @@ class Internals:
         cache, may_vary = self.cache, sizes_vary(self.settings)
         check_declared(call, sizes)
         while True:
-            declared = cache.declared(call, sizes)
+            declared = cache.declared(call, sizes, others=may_vary)
             by_names = declared or cache.varied(call, sizes=may_vary)
             if by_names is None:
                 return self._served_or_made(call, reason, cache.why_static(call, sizes=may_vary))
             permitted = self._permitted(by_names, reason)
             try:
-                return make_by_names(self.build_of, by_names, permitted, is_declared=declared is not None)
+                return make_by_names(self.build_of, by_names, permitted, sizes if declared else ())
             except ValuesTaken as error:
                 cache.forms.staying.note(by_names, error.places)
                 reason = cache.reason(call)

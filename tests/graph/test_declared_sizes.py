@@ -234,3 +234,43 @@ def test_branches_on_sizes_are_checked_without_data(caplog: pytest.LogCaptureFix
     assert len(graph.builds) == 2, [build.reason for build in graph.builds]
     assert "torch has some of its own" in graph.builds[1].reason.advice
     assert "numbers stay" not in caplog.text
+
+
+class Tokens(mg.Graph):
+    """A step on tokens, whose rows and lengths both vary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Tanh())
+        self.add_optimizer(torch.optim.SGD(self.model.parameters(), 0.1))
+
+    def build(self, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self.model(ids).mean(1), y)
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize(("names", "builds"), [((), 3), (("ids", "y"), 2)])
+def test_sizes_that_were_not_declared_vary_by_themselves(names: tuple[str, ...], builds: int) -> None:
+    """The length varies from its second value on; one that came first before is no reason for another build."""
+    step = Tokens()
+    for name in names:
+        step.config.dynamic(name, 0)
+    for rows, length in ((8, 11), (8, 9), (8, 14), (8, 7), (3, 11), (3, 7), (5, 9)):
+        step(torch.randint(50, (rows, length)), torch.randint(8, (rows,)))
+    assert len(step.builds) == builds
+
+
+def test_a_size_that_was_not_declared_may_be_fixed() -> None:
+    class Fixed(Tokens):
+        def build(self, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = super().build(ids, y)
+            return loss * float(ids.shape[1])
+
+    step = Fixed()
+    step.config.dynamic("ids", 0)
+    step.config.dynamic("y", 0)
+    for rows, length in ((8, 11), (4, 11), (8, 9), (5, 9), (8, 7)):
+        loss = step(torch.randint(50, (rows, length)), torch.randint(8, (rows,)))
+        assert loss > length  # at first about 2 * length
+    assert len(step.builds) == 3

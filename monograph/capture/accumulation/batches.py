@@ -80,8 +80,8 @@ def _check_divisible(leaf: Any, path: str, steps: int) -> None:
         raise SignatureError(
             f"argument {path} {what}: it cannot be split into {steps} equal micro-batches",
             hint="pass a batch whose size is a multiple of set_gradient_accumulation_steps(): "
-            "DataLoader(..., drop_last=True) leaves out a smaller last one; "
-            f"mg.replicated({path}) if it is no batch",
+            "DataLoader(..., drop_last=True) leaves out a smaller last one; or accumulate by hand, a call for each micro-batch, "
+            f"with an argument that says if it updates; mg.replicated({path}) if it is no batch",
         )
 
 

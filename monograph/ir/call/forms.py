@@ -46,14 +46,24 @@ class CallForms:
         form = next((form for form in self._known if _key(form.of(call)) in known), None)
         return form or vary(call, known, self._fixed_in(call), sizes=sizes)
 
-    def declared(self, call: Call, known: Collection[Key], sizes: Iterable[DynamicSize]) -> Call | None:
-        """A call by the names of the sizes that were declared to vary, and of ints; None if none of it were, or if it is known."""
-        form = declared(call, sizes, self._fixed_in(call))
+    def declared(
+        self, call: Call, known: Collection[Key], sizes: Iterable[DynamicSize], *, others: bool = False
+    ) -> Call | None:
+        """A call by the names of the sizes that were declared to vary, and of what else differs from a known one: ints, and `others`.
+
+        None if no size of it was declared, or if it is known.
+        """
+        fixed = self._fixed_in(call)
+        form = declared(call, sizes, fixed)
         by_names = None if form is None else form.of(call)
         if form is None or by_names is None or by_names.key in known:
             return None
-        ints = vary(by_names, known, sizes=False)
-        return self._movable(call, replace(form, numbers=ints.numbers) if ints is not None else form)
+        forms, more = [form], vary(by_names, known, fixed, sizes=others)
+        if more is not None:
+            more = more.without(ints=self.staying.of(call, more.numbers)) or form
+            forms = [form.with_names(more), replace(form, numbers=more.numbers), form]
+        found = filter(None, (item.of(call) for item in forms))
+        return next((by_names for by_names in found if by_names.key not in self._static), None)
 
     def _movable(self, call: Call, form: Varying | None) -> Call | None:
         """The call by the names of a form, or by fewer of them: those for which a step can be captured."""

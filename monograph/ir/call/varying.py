@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from monograph.compat.tensors import may_overlap
 from monograph.ir.call.signature import Call, Key, TensorKey
@@ -44,6 +45,12 @@ class Varying:
         """The same with numbers for some names, and with ints that stay what they are; None if nothing is left."""
         rows = [tuple([None if name in gone else name for name in row]) for row in self.names]
         return _of_rows(rows, self.numbers.difference(ints))
+
+    def with_names(self, more: Varying) -> Varying:
+        """The same, with the names of another one for sizes that stay, and its ints."""
+        rows = zip(self.names, more.names, strict=True)
+        names = [tuple([a or b for a, b in zip_longest(row, other)]) for row, other in rows]
+        return Varying(tuple(names), more.numbers)
 
     def fewer(self) -> Iterator[Varying]:
         """The same, then with ints that move alone, then with sizes that vary alone."""
@@ -183,10 +190,14 @@ def is_part_of(path: str, argument: str) -> bool:
 
 
 def _count(form: Varying, known: Key) -> tuple[int, int]:
-    """How many do not vary yet in a key; of two alike the one comes first in which more ints move."""
-    sizes = sum(name is not None for row in form.names for name in row)
-    new = sum(known.signature[1][index] is not int for index in form.numbers)
-    return sizes + new, -len(form.numbers)
+    """How many do not vary yet in a key; of two alike the one comes first in which more vary."""
+    keys = known.signature[1]
+    places = [(leaf, dim) for leaf, row in enumerate(form.names) for dim, name in enumerate(row) if name]
+    new = sum(keys[index] is not int for index in form.numbers)
+    for leaf, dim in places:
+        key = keys[leaf]
+        new += isinstance(key, TensorKey) and not isinstance(key.shape[dim], Size)
+    return new, -len(places) - len(form.numbers)
 
 
 def _differences(call: Call, known: Key, fixed: Collection[Place]) -> Varying | None:
