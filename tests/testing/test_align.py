@@ -106,6 +106,26 @@ def test_a_gradient_that_is_missing_comes_before_state_that_follows_from_it() ->
         align(torch.sin, torch.randn(3, 4), against=reference, modes=["aten"])
 
 
+def test_the_first_module_of_two_versions_that_differs_is_named():
+    def version(**changed: Any) -> nn.Module:
+        inner = nn.Sequential(nn.Linear(16, 16), nn.GELU(**changed), nn.Dropout(0.1))
+        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), inner, nn.Linear(16, 2))
+
+    old, new = version(), version(approximate="tanh")
+    new.load_state_dict(old.state_dict())
+    with pytest.raises(AlignmentError, match=r"\n  module     2\.1 \(GELU\) is the first module"):
+        align(new, torch.randn(4, 8), against=old)
+    shared = nn.Tanh()
+    one = nn.Sequential(shared, nn.Linear(8, 8), shared)
+    other = nn.Sequential(shared, nn.Linear(8, 8), shared)
+    other[1].weight = nn.Parameter(one[1].weight.detach() + 1)
+    with pytest.raises(AlignmentError, match=r"\n  module     1 \(Linear\) is"):
+        align(other, torch.randn(4, 8), against=one)
+    with pytest.raises(AlignmentError) as caught:  # parts of other names have no counterpart
+        align(nn.Sequential(nn.ReLU()), torch.randn(4, 8), against=nn.Tanh())
+    assert "\n  module " not in str(caught.value)
+
+
 def test_a_changed_list_is_found() -> None:
     def shortened(_graph: Any, args: Any, *_: Any) -> None:
         args[0].pop()

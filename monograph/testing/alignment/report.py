@@ -12,6 +12,7 @@ import torch
 from monograph import Graph
 from monograph.testing.alignment.calls import Call, Calls
 from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.first_module import first_that_differs
 from monograph.testing.alignment.script import write_script
 from monograph.testing.modes import Mode
 
@@ -58,6 +59,8 @@ class Failure:
             f"  seed       {self.case.seed}",
         ]
         lines += [f"  argument   {line}" for line in told_arguments(call)]
+        if callable(self.case.against) and (first := first_that_differs(self.case, call)) is not None:
+            lines.insert(0, f"  module     {first}")
         lines += [f"  besides    {finding}" for finding in self.findings[1:]]
         lines.append(f"  script     {note}")
         return [*lines, *self._program()]
