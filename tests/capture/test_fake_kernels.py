@@ -238,3 +238,23 @@ def test_the_fault_behind_an_op_that_its_fake_kernel_refuses_is_told():
     with pytest.raises(mg.CaptureError) as caught:
         step(x, ends, y)
     assert "BF16" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        lambda x: torch.distributions.Beta(0.4, 0.4).sample((x.size(0), 1)),
+        lambda x: torch.distributions.Dirichlet(torch.ones(3)).sample((x.size(0),)),
+        lambda x: torch.distributions.Binomial(5, 0.3).sample((x.size(0), 1)),
+    ],
+    ids=["beta", "dirichlet", "binomial"],
+)
+def test_samples_that_torch_has_no_fake_of_are_drawn_for_any_size(drawn):
+    step = mg.trace(lambda x: x * drawn(x))
+    for rows in (8, 6, 5, 7):
+        x = torch.ones(rows, 3)
+        torch.manual_seed(rows)
+        expected = x * drawn(x)
+        torch.manual_seed(rows)
+        assert torch.equal(step(x), expected)
+    assert len(step.builds) == 2
