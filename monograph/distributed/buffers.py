@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -20,41 +19,56 @@ from monograph.distributed.replicas import Replica
 from monograph.errors import DistributedError
 from monograph.ir.call.tree import flatten, unflatten
 
-_c10d: Any = torch.ops._c10d_functional
+_aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
+_T = TypeVar("_T")
 
 
 def take_over(buffers: Iterable[torch.Tensor], group: str) -> None:
     """Give buffers the values that they have in the first process: one collective for those of one device."""
-    kinds: dict[torch.device, dict[torch.dtype, list[torch.Tensor]]] = {}
+    kinds: dict[torch.device, list[torch.Tensor]] = {}
     for buffer in buffers:
         if buffer.numel():
-            plain = _plain(buffer)
-            kinds.setdefault(plain.device, {}).setdefault(plain.dtype, []).append(plain)
+            kinds.setdefault(buffer.device, []).append(_plain(buffer))
     with torch.no_grad():
-        for by_type in kinds.values():
-            # by size, so that in a row of bytes each begins where its type may
-            types = sorted(by_type.values(), key=lambda alike: -alike[0].itemsize)
-            for alike, first in zip(types, _of_the_first(types, group), strict=True):
-                begin = 0
-                for item in alike:
-                    with keeps_version(item):
-                        item.copy_(first[begin : begin + item.numel()].view(item.shape))
-                    begin += item.numel()
+        for alike in kinds.values():
+            rows = [(item.reshape(-1), item.dtype, item.numel()) for item in alike]
+            for item, first in zip(alike, of_the_first(rows, group, _run), strict=True):
+                with keeps_version(item):
+                    item.copy_(first.view(item.shape))
 
 
-def _of_the_first(types: Sequence[Sequence[torch.Tensor]], group: str) -> list[torch.Tensor]:
-    """For each list of tensors of one type their numbers in the first process, in a row. Several types are sent as bytes."""
-    if len(types) == 1:
-        return [_c10d.wait_tensor(_c10d.broadcast(_row(types[0]), 0, group))]
-    sent = torch.cat([_row(alike).view(torch.uint8) for alike in types])
-    first = _c10d.wait_tensor(_c10d.broadcast(sent, 0, group))
-    ends = accumulate(sum(item.nbytes for item in alike) for alike in types)
-    places = pairwise((0, *ends))
-    return [first[begin:end].view(alike[0].dtype) for (begin, end), alike in zip(places, types, strict=True)]
+def of_the_first(
+    given: Sequence[tuple[_T, torch.dtype, int]], group: str, call: Callable[..., _T]
+) -> list[_T]:
+    """The numbers that the first process has, for each in a row like the given one. `call(op, *arguments)` runs or writes an op.
+
+    Given are rows on one device, each with its type and how many numbers it has. Several types are sent as bytes.
+    """
+    by_type: dict[torch.dtype, list[int]] = {}
+    for index, (_, dtype, _count) in enumerate(given):
+        by_type.setdefault(dtype, []).append(index)
+    # by size, so that in a row of bytes each begins where its type may
+    types = sorted(by_type.items(), key=lambda item: -item[0].itemsize)
+    sent = [call(_aten.cat.default, [given[index][0] for index in indices]) for _, indices in types]
+    if len(types) > 1:
+        sent = [call(_aten.cat.default, [call(_aten.view.dtype, row, torch.uint8) for row in sent])]
+    first = call(_c10d.wait_tensor.default, call(_c10d.broadcast.default, *sent, 0, group))
+    found, place = dict[int, _T](), 0
+    for dtype, indices in types:
+        row, begin = first, 0
+        if len(types) > 1:
+            end = place + dtype.itemsize * sum(given[index][2] for index in indices)
+            row = call(_aten.view.dtype, call(_aten.slice.Tensor, first, 0, place, end), dtype)
+            place = end
+        for index in indices:
+            end = begin + given[index][2]
+            found[index], begin = call(_aten.slice.Tensor, row, 0, begin, end), end
+    return [found[index] for index in range(len(given))]
 
 
-def _row(alike: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([item.reshape(-1) for item in alike])
+def _run(op: Any, *args: Any) -> torch.Tensor:
+    made: torch.Tensor = op(*args)
+    return made
 
 
 def take_over_buffers(

@@ -111,6 +111,15 @@ def test_recurrent_layers_take_a_product_with_each_weight_at_each_step(
     assert 2 * forward - of_x - of_first <= found.flops["backward"] <= 2 * forward  # neither has a gradient
 
 
+def test_a_convolution_in_groups_takes_in_backward_what_it_takes_twice() -> None:
+    """Once for each of its gradients, however many groups there are."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten())
+    graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1))
+    found = graph.summary(mg.spec((2, 3, 4, 4)), mg.spec((2, 128)))
+    flops = {row.path: row.flops for row in found.modules}["model.1"]
+    assert flops == {"forward": 2 * (2 * 8 * 16) * 9, "backward": 2 * 2 * (2 * 8 * 16) * 9}
+
+
 def test_accumulated_steps_count_each_part() -> None:
     layer = nn.Linear(3, 2)
     graph = mg.train_graph(layer, nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.distributed.buffers import of_the_first
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.meta import TensorMeta, form, set_origin
 from monograph.layout import contiguous_stride
 from monograph.user_code.lines import Origin
 
-_aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
+_aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,11 @@ class TakenOver:
 
 def take_over(graph: fx.Graph, taken: TakenOver, inputs: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
     """Write it at the end of a graph: the values by their paths, one collective for those of one device."""
-    kinds: dict[torch.device, dict[torch.dtype, list[tuple[str, TensorMeta]]]] = {}
+    kinds: dict[torch.device, list[tuple[str, TensorMeta]]] = {}
     for path in taken.paths:
         described = form(inputs[path])
         if described is not None and 0 not in described.shape:
-            alike = kinds.setdefault(described.device, {}).setdefault(_plain(described.dtype), [])
-            alike.append((path, described))
+            kinds.setdefault(described.device, []).append((path, described))
 
     def op(target: Any, *args: Any) -> fx.Node:
         node = graph.call_function(target, args)
@@ -42,29 +42,13 @@ def take_over(graph: fx.Graph, taken: TakenOver, inputs: Mapping[str, fx.Node]) 
         return node
 
     found: dict[str, fx.Node] = {}
-    for by_type in kinds.values():
-        # by size, so that in a row of bytes each begins where its type may
-        types = sorted(by_type.items(), key=lambda item: -item[0].itemsize)
+    for alike in kinds.values():
         rows = [
-            op(_aten.cat.default, [_flat(op, inputs[path], it) for path, it in alike]) for _, alike in types
+            (_flat(op, inputs[path], described), _plain(described.dtype), _count(described))
+            for path, described in alike
         ]
-        is_mixed = len(rows) > 1
-        sent = (
-            op(_aten.cat.default, [op(_aten.view.dtype, row, torch.uint8) for row in rows])
-            if is_mixed
-            else rows[0]
-        )
-        first = op(_c10d.wait_tensor.default, op(_c10d.broadcast.default, sent, 0, taken.group))
-        place = 0
-        for dtype, alike in types:
-            counts = [_count(it) for _, it in alike]
-            row, begin = first, 0
-            if is_mixed:
-                end = place + sum(counts) * dtype.itemsize
-                row, place = op(_aten.view.dtype, op(_aten.slice.Tensor, first, 0, place, end), dtype), end
-            for (path, described), count in zip(alike, counts, strict=True):
-                piece = op(_aten.slice.Tensor, row, 0, begin, begin + count)
-                found[path], begin = _back(op, piece, described), begin + count
+        for (path, described), first in zip(alike, of_the_first(rows, taken.group, op), strict=True):
+            found[path] = _back(op, first, described)
     fill_meta(graph)
     return found
 

@@ -31,7 +31,7 @@ class ModuleState:
         inputs: Inputs,
         overlay: Overlay,
         slots: Sequence[Slot],
-        line_of: Callable[[str], Origin | None] = lambda path: None,
+        line_of: Callable[[str], Origin | None],
     ) -> None:
         self.inputs, self.overlay, self.slots, self.line_of = inputs, overlay, slots, line_of
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in slots}

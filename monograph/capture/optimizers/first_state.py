@@ -39,11 +39,10 @@ class _Declared:
         optimizer, owner = self.optimizer(), self.owner()
         if optimizer is None or owner is None or optimizer.state.get(owner):
             return None
-        for group in optimizer.param_groups:
-            if any(parameter is owner for parameter in group["params"]):
-                entries = first_state(optimizer, group, owner)
-                return _Waiting(optimizer, owner, entries) if entries.keys() == self.keys else None
-        return None
+        if (group := _group_of(optimizer, owner)) is None:
+            return None
+        entries = first_state(optimizer, group, owner)
+        return _Waiting(optimizer, owner, entries) if entries.keys() == self.keys else None
 
 
 class FirstState:
@@ -80,8 +79,7 @@ class FirstState:
         waiting, self.waiting = self.waiting, []
         # state that is there already is the user's own, from an eager step or a checkpoint
         self.shown = [item for item in waiting if not item.optimizer.state.get(item.owner) and _renew(item)]
-        for optimizer, items in _by_optimizer(self.shown):
-            change_state(optimizer, add={item.owner: item.entries for item in items})
+        _put(self.shown)
 
     def owners(self) -> list[Any]:
         """Whose state is shown for a step that has not run yet."""
@@ -104,13 +102,11 @@ class FirstState:
             return found
         if not (lost := [item for known in self._declared if (item := known.once_more()) is not None]):
             return None
-        for optimizer, items in _by_optimizer(lost):
-            change_state(optimizer, add={item.owner: item.entries for item in items})
+        _put(lost)
         if (found := find()) is not None:
             self.shown += lost
             return found
-        for optimizer, items in _by_optimizer(lost):
-            change_state(optimizer, drop=[item.owner for item in items])
+        _take_out(lost)
         return None
 
     def roll_back(self) -> None:
@@ -118,8 +114,7 @@ class FirstState:
         shown, self.shown = self.shown, []
         found = (item for item in shown if item.optimizer.state.get(item.owner) is item.entries)
         there = list({id(item.entries): item for item in found}.values())  # noted twice it waits once
-        for optimizer, items in _by_optimizer(there):
-            change_state(optimizer, drop=[item.owner for item in items])
+        _take_out(there)
         self.waiting += there
 
     def of(self, optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
@@ -127,21 +122,36 @@ class FirstState:
         return {item.owner: item.entries for item in self.waiting if item.optimizer is optimizer}
 
 
+def _put(items: Sequence[_Waiting]) -> None:
+    for optimizer, alike in _by_optimizer(items):
+        change_state(optimizer, add={item.owner: item.entries for item in alike})
+
+
+def _take_out(items: Sequence[_Waiting]) -> None:
+    for optimizer, alike in _by_optimizer(items):
+        change_state(optimizer, drop=[item.owner for item in alike])
+
+
 def _by_optimizer(items: Sequence[_Waiting]) -> Iterator[tuple[Optimizer, list[_Waiting]]]:
     for optimizer in {id(item.optimizer): item.optimizer for item in items}.values():
         yield optimizer, [item for item in items if item.optimizer is optimizer]
 
 
+def _group_of(optimizer: Optimizer, owner: Any) -> dict[str, Any] | None:
+    groups = optimizer.param_groups
+    return next((group for group in groups if any(item is owner for item in group["params"])), None)
+
+
 def _renew(item: _Waiting) -> bool:
     """State may start from a hyperparameter, which may have changed since: Rprop's first step size is lr."""
-    for group in item.optimizer.param_groups:
-        if any(parameter is item.owner for parameter in group["params"]):
-            fresh = first_state(item.optimizer, group, _updated_part(item))
-            if fresh.keys() == item.entries.keys():
-                for key, value in fresh.items():
-                    item.entries[key] = _renewed(item.entries[key], value)
-                return True
-    return False
+    if (group := _group_of(item.optimizer, item.owner)) is None:
+        return False
+    fresh = first_state(item.optimizer, group, _updated_part(item))
+    if fresh.keys() != item.entries.keys():
+        return False
+    for key, value in fresh.items():
+        item.entries[key] = _renewed(item.entries[key], value)
+    return True
 
 
 def _updated_part(item: _Waiting) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import monograph as mg
 from tests.capture.guards.world import (
     Case,
     Fresh,
@@ -342,3 +343,31 @@ HIDDEN_FACTS = {
 @pytest.mark.parametrize("name", HIDDEN_FACTS)
 def test_facts_that_hide(name):
     check(HIDDEN_FACTS[name])
+
+
+class Counted(nn.Module):
+    """A layer, and a number beside it that an evaluation has counted, as metrics do."""
+
+    def __init__(self, *, is_used: bool) -> None:
+        super().__init__()
+        self.layer, self.is_used, self.count = nn.Linear(4, 4), is_used, torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y + self.count if self.is_used else y
+
+
+def test_what_inference_mode_has_made_may_lie_beside_a_step() -> None:
+    for is_used in (False, True):
+        model = Counted(is_used=is_used)
+        step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+        x, y = torch.ones(2, 4), torch.zeros(2, 4)
+        step(x, y)
+        with torch.inference_mode():
+            model.count = torch.ones(())
+        if is_used:
+            with pytest.raises(mg.UnsupportedTensorError, match="inference_mode"):
+                step(x, y)
+        else:
+            assert step(x, y) < 100
+            assert step.verify(x, y)

@@ -39,6 +39,17 @@ class Damped(torch.optim.Optimizer):
                 p.add_(p.grad * 0.5 ** self.state[p]["depth"], alpha=-group["lr"])
 
 
+def three_steps(step: Any, model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """By a graph, or by plain PyTorch if there is none."""
+    for _ in range(3):
+        if step is not None:
+            step(x, y)
+        else:
+            optimizer.zero_grad()
+            nn.MSELoss()(model(x), y).backward()
+            optimizer.step()
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize("name", FIRST)
 def test_first_state_is_that_of_eager_mode(name: str) -> None:
@@ -49,14 +60,7 @@ def test_first_state_is_that_of_eager_mode(name: str) -> None:
             [{"params": model[0].parameters()}, {"params": model[1].parameters()}], FIRST[name]
         )
         step = mg.train_graph(model, nn.MSELoss(), optimizer)
-        x, target = torch.ones(1, 2), torch.zeros(1, 2)
-        for _ in range(3):
-            if capture:
-                step(x, target)
-            else:
-                optimizer.zero_grad()
-                nn.MSELoss()(model(x), target).backward()
-                optimizer.step()
+        three_steps(step if capture else None, model, optimizer, torch.ones(1, 2), torch.zeros(1, 2))
         return [*(p.detach() for p in model.parameters()), *(s["depth"] for s in optimizer.state.values())]
 
     assert all(map(torch.equal, trained(False), trained(True)))
@@ -89,13 +93,7 @@ def test_an_optimizer_that_begins_again_costs_no_build(name: str, lost: str) -> 
             else:
                 optimizer.state.clear()
             optimizer.param_groups[0]["lr"] = rate
-            for _ in range(3):
-                if capture:
-                    step(x, y)
-                else:
-                    optimizer.zero_grad()
-                    nn.MSELoss()(model(x), y).backward()
-                    optimizer.step()
+            three_steps(step if capture else None, model, optimizer, x, y)
             found += [item.detach().clone() for item in model.parameters()]
             kept = [entry for state in optimizer.state.values() for entry in state.values()]
             found += [item.clone() for item in kept if isinstance(item, torch.Tensor)]
