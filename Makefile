@@ -74,9 +74,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# layers, public names, the smallest step, and the quick tests of the folders that the change touches
+# what every change can break: layers, public names, words, the list of mutations, the smallest step;
+# and the quick tests of the folders that the change touches
 check: lint
-	$(PYTEST) -m "not long" tests/house/test_layers.py tests/house/test_public_api.py tests/graph/test_tiny.py \
+	$(PYTEST) -m "not long" tests/house tests/stress/test_mutations.py tests/graph/test_tiny.py \
 		$$($(BIN)/python tools/touched.py)
 
 stress: $(INSTALLED)

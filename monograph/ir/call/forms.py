@@ -62,14 +62,17 @@ class CallForms:
         if more is not None:
             more = more.without(ints=self.staying.of(call, more.numbers)) or form
             forms = [form.with_names(more), replace(form, numbers=more.numbers), form]
-        found = filter(None, (item.of(call) for item in forms))
-        return next((by_names for by_names in found if by_names.key not in self._static), None)
+        return self._first_of(call, forms)
 
     def _movable(self, call: Call, form: Varying | None) -> Call | None:
         """The call by the names of a form, or by fewer of them: those for which a step can be captured."""
         if form is not None:
             form = form.without(ints=self.staying.of(call, form.numbers))
-        found = filter(None, (less.of(call) for less in form.fewer())) if form is not None else ()
+        return None if form is None else self._first_of(call, form.fewer())
+
+    def _first_of(self, call: Call, forms: Iterable[Varying]) -> Call | None:
+        """The call by the names of the first of these forms for which a step can be captured."""
+        found = filter(None, (form.of(call) for form in forms))
         return next((by_names for by_names in found if by_names.key not in self._static), None)
 
     def without_ones(self, call: Call, by_names: Call) -> Call | None:
