@@ -217,11 +217,12 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
     except (TornStateError, DistributedError) as error:
         graph.store.torn = error.message
         raise
-    except NonfiniteError as error:
-        leaves = (read or graph.read(*arguments)).leaves
-        report = nonfinite_report(graph.name, build, own_inputs(build.executor.bind(leaves)))
+    except NonfiniteError:
+        inputs = build.executor.bind((read or graph.read(*arguments)).leaves)
+        report = nonfinite_report(graph.name, build, own_inputs(inputs))
+        message = f"step {graph.store.steps} of the graph, counted from 0, made a NaN or an infinity"
         hint = f"the state is that of before the step\n{report}"
-        raise NonfiniteError(error.message, where=report.first, hint=hint) from None
+        raise NonfiniteError(message, where=report.first, hint=hint) from None
     except (RuntimeError, ArithmeticError, ValueError) as error:
         if isinstance(error, (MonographError, torch.OutOfMemoryError)) or raised_by_handler(error):
             raise
@@ -242,8 +243,7 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
 def _is_unlike_before(graph: Internals, build: Build) -> bool:
     """True if the step is to be looked at for mistakes: an early one, or modules changed their mode, or a scheduler moved."""
     mistakes, steps = graph.mistakes, graph.store.steps
-    watched = mistakes.watched.get(build.number)
-    if watched is None or mistakes.is_young:
+    if (watched := mistakes.watched.get(build.number)) is None or mistakes.is_young:
         return True
     ahead = mistakes.ahead
     if ahead is None:

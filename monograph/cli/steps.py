@@ -95,7 +95,7 @@ def verify(
         if repro is not None and report.first is not None:
             report.repro(repro)
             typer.echo(f"{repro} shows it without the model")
-        finite = _trains(graph, islice(chain([first], batches), train), after)
+        finite = _trains(graph, islice(chain([first], batches), train))
     raise typer.Exit(0 if report.ok and finite else 1)
 
 
@@ -114,7 +114,7 @@ def _proves(factory: str, resume: Path, *, steps: int, more: int, python_random:
     return proof.ok
 
 
-def _trains(graph: Graph, batches: Iterator[Batch], number: int) -> bool:
+def _trains(graph: Graph, batches: Iterator[Batch]) -> bool:
     """Train until a step makes a NaN or an infinity, and report which; False if one does."""
     graph.config.detect_nonfinite()
     internals_of(graph).advised.ours.add(Cause.SETTING)
@@ -122,9 +122,8 @@ def _trains(graph: Graph, batches: Iterator[Batch], number: int) -> bool:
         try:
             graph(*args, **kwargs)
         except NonfiniteError as error:
-            typer.echo(f"step {number}, counted from 0: {error.message}\n{error.hint}")
+            typer.echo(f"{error.message}\n{error.hint}")
             return False
-        number += 1
     return True
 
 

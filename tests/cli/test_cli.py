@@ -135,7 +135,7 @@ def test_from_a_nan_in_a_later_step_to_its_line_in_two_commands(script: Path) ->
     done = monograph("verify", f"{script}:make_late")
     assert done.returncode == 1
     assert "as promised" in done.stdout
-    assert "step 2, counted from 0: the step made a NaN" in done.stdout
+    assert "step 2 of the graph, counted from 0, made a NaN" in done.stdout
     assert "came in with x" in done.stdout
     done = monograph("replay", "--after", "2", f"{script}:make_late", given="value x\nnonfinite\n")
     assert "1 NaN" in done.stdout

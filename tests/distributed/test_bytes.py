@@ -10,7 +10,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -127,12 +127,19 @@ def measure(workload: str, layouts: tuple[str, ...]) -> dict[tuple[str, bool], M
 
 @functools.cache
 def on_all(workload: str, ranks: int) -> dict[tuple[str, bool], Measured]:
+    """What the first rank sent and holds, which is what all send; the peaks are those of the rank that holds most.
+
+    That is the rank that is ahead in a step: its collectives last until the others begin theirs.
+    """
     found = on_ranks(measure, workload, LAYOUTS, ranks=ranks)
     for other in found:
         assert {key: item.sent for key, item in other.items()} == {
             key: item.sent for key, item in found[0].items()
         }
-    return found[0]
+    return {
+        key: replace(item, peaks=tuple(map(max, *(other[key].peaks for other in found))))
+        for key, item in found[0].items()
+    }
 
 
 def planned(workload: str, layout: str, ranks: int) -> RanksPlan:
