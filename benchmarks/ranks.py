@@ -8,7 +8,7 @@ steps, in the process that is ahead of the other one, where each collective last
 is given back when it ends. `planned` is what Monograph says before it runs.
 
 With `--hidden` collectives take 20 ms each, in a thread that sleeps: what share of that does a step not take longer? Beside it stands what
-`graph.plan().predict()` says, given the time that the step takes without any.
+`graph.plan().predict()` says, given the time that the step takes without any and ten operations to the byte.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ SIDES = {
     "ZeRO 3, inductor": ("zero 3", "inductor"),
 }
 SLEEP = 0.02  # seconds
+PER_BYTE = 10  # operations that a processor does in the time in which it reads or writes a byte
 WARM_STEPS = 3
 Figures = dict[str, tuple[float, int, float | None]]  # by side: seconds, tracked and planned bytes
 
@@ -168,9 +169,19 @@ def predicted(workload: Workload, layout: str, seconds: float) -> float:
     model, batch = workload.make_model(), workload.make_batch(torch.Generator())
     graph = mg.train_graph(model, workload.loss, torch.optim.AdamW(model.parameters(), lr=1e-3))
     plan = graph.plan(*batch, world_size=2, zero=int(layout[-1]) if layout.startswith("zero") else None)
-    free = {"memory_bytes_per_second": float("inf"), "link_bytes_per_second": float("inf")}
-    flops = plan.predict(flops_per_second=1.0, latency_seconds=0.0, **free).work_seconds
-    return 1 - plan.predict(flops_per_second=flops / seconds, latency_seconds=SLEEP, **free).exposed
+
+    def predict(rate: float, latency_seconds: float) -> tuple[float, float]:
+        found = plan.predict(
+            flops_per_second=rate,
+            memory_bytes_per_second=rate / PER_BYTE,
+            link_bytes_per_second=float("inf"),
+            latency_seconds=latency_seconds,
+        )
+        return found.work_seconds, found.exposed
+
+    work, _ = predict(1.0, 0.0)
+    _, exposed = predict(work / seconds, SLEEP)
+    return 1 - exposed
 
 
 def _rank(rank: int, folder: str, name: str, asked: argparse.Namespace) -> None:

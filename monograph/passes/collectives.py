@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate, pairwise
+from itertools import accumulate, takewhile
 from typing import Final
 
 import torch
@@ -20,7 +20,8 @@ from monograph.distributed.programs.begun import (
     begun_by,
     wait_late,
 )
-from monograph.distributed.programs.gather_again import gather_again
+from monograph.distributed.programs.collectives import begins_collective
+from monograph.distributed.programs.gather_again import AGAIN, gather_again
 from monograph.distributed.programs.merge import merge
 from monograph.ir.meta import UPDATE_PHASE, computes, form, labels, origin
 from monograph.ir.ops.arithmetic import flops
@@ -235,15 +236,20 @@ def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready, usual: int) ->
 
 
 def _gather_ahead(graph: fx.Graph) -> None:
-    """Let each gather begin before the first read of the one before it."""
+    """Let each gather begin before the first read of the one before it, the first of a phase at its start.
+
+    A sum that begins at about the same time comes after it, since nothing reads that before the updates.
+    """
+    work = {node: flops(node) for node in graph.nodes}
     begun = _begun_in(graph, gathers=True)
-    for before, item in pairwise(begun):
+    for before, item in zip([None, *begun], begun, strict=False):
         ready = Ready(graph)
-        there = before.wait
-        if _phase(item) != _phase(before):
-            there = next(
-                node for node in graph.nodes if computes(node) and origin(node).phase == _phase(item)
-            )
+        if before is not None and _phase(item) == _phase(before):
+            there = _before_sums(before.wait, ready, work)
+        elif before is not None or {AGAIN, TOGETHER}.intersection(labels(item.begin)):  # of parameters
+            there = _start_of(_phase(item), ready, work)
+        else:
+            continue
         if ready.place[there] >= ready.place[item.begin]:
             continue
         moved = [*ready.sent_by(item.begin), item.begin]
@@ -251,6 +257,26 @@ def _gather_ahead(graph: fx.Graph) -> None:
         if there not in moved and all(ready.place[source] < ready.place[there] for source in needed):
             for node in _after(there, moved, ready):
                 there.prepend(node)
+
+
+def _start_of(phase: str, ready: Ready, work: Mapping[fx.Node, int]) -> fx.Node:
+    """The first op of a phase, or what comes after the collectives that begin before any arithmetic."""
+    ops = [node for node in ready.place if computes(node) and origin(node).phase == phase]
+    begun = [*filter(begins_collective, takewhile(lambda node: not work.get(node), ops))]
+    first: fx.Node = begun[-1].next if begun else ops[0]
+    return first
+
+
+def _before_sums(there: fx.Node, ready: Ready, work: Mapping[fx.Node, int]) -> fx.Node:
+    """The first of the sums that begin at about the time of an op, no gather among them; the op if there is none."""
+    left, found = _AT_ONCE * sum(work.values()), there
+    for node in [*ready.place][: ready.place[there]][::-1]:
+        left -= work.get(node, 0)
+        if left < 0 or node.target is GATHER:
+            break
+        if node.target in (SUM, SCATTER):
+            found = node
+    return found
 
 
 def _phase(item: Begun) -> str:

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from monograph.distributed.programs.collectives import begins_collective, calls_in_order
-from monograph.ir.meta import set_origin, set_value, tensor_meta
+from monograph.distributed.programs.gather_again import AGAIN
+from monograph.ir.meta import add_label, set_origin, set_value, tensor_meta
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
@@ -33,11 +34,15 @@ class Steps:
         self.graph, self.ports = fx.Graph(), list[Port]()
         gradients = []
         for index, shape in enumerate(shapes):
-            x = self.graph.placeholder(f"x{index}")
-            set_value(x, tensor_meta(torch.empty(shape, dtype=dtypes[index % len(dtypes)])))
-            self.ports.append(Port(x.name, Role.USER, x.name))
+            x = self.given(shape, dtypes[index % len(dtypes)])
             gradients.append(self.op(aten.sin.default, x, like=x))
         self.results = [self.mean(gradient) for gradient in gradients]
+
+    def given(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> fx.Node:
+        x = self.graph.placeholder(f"x{len(self.ports)}")
+        set_value(x, tensor_meta(torch.empty(shape, dtype=dtype)))
+        self.ports.append(Port(x.name, Role.USER, x.name))
+        return x
 
     def op(self, target: Any, *args: Any, like: fx.Node) -> fx.Node:
         node = self.graph.call_function(target, args)
@@ -198,3 +203,51 @@ def test_a_sum_that_is_sent_on_stays_one() -> None:
 def test_a_sum_of_another_type_stays_one() -> None:
     steps = Steps((3,), (8,), dtypes=(torch.bfloat16, torch.float32))
     assert in_parts_and_whole(steps) == ["all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor"]
+
+
+def gathered(steps: Steps, part: fx.Node, label: str = AGAIN) -> fx.Node:
+    begun = steps.op(c10d.all_gather_into_tensor.default, part, 1, "monograph/dp", like=part)
+    add_label(begun, label)
+    return steps.op(c10d.wait_tensor.default, begun, like=part)
+
+
+def order_in(steps: Steps) -> list[str]:
+    kinds = ("mm", "all_reduce", "all_gather_into_tensor", "broadcast")
+    names = (getattr(node.target, "_opname", "") for node in merged(steps.finish()).graph.nodes)
+    return [name for name in names if name in kinds]
+
+
+def products(steps: Steps, x: fx.Node, count: int) -> fx.Node:
+    for _ in range(count):
+        x = steps.op(aten.mm.default, x, x, like=x)
+    return x
+
+
+@pytest.mark.parametrize("label", [AGAIN, "of another kind"])
+def test_the_first_parameters_are_gathered_from_the_start(label: str) -> None:
+    """After what has begun there: buffers are needed first. What is no parameter stays where it is."""
+    steps = Steps()
+    x, part = steps.given((4, 4)), steps.given((4, 4))
+    begun = steps.op(c10d.broadcast.default, x, 0, "monograph/dp", like=x)
+    y = products(steps, steps.op(c10d.wait_tensor.default, begun, like=x), 2)
+    steps.results = [steps.op(aten.mm.default, y, gathered(steps, part, label), like=y)]
+    early = ["broadcast", "all_gather_into_tensor", "mm", "mm", "mm"]
+    late = ["broadcast", "mm", "mm", "all_gather_into_tensor", "mm"]
+    assert order_in(steps) == (early if label == AGAIN else late)
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_a_gather_goes_before_a_sum_that_begins_at_about_the_same_time(between: int) -> None:
+    steps = Steps()
+    x, one, other = (steps.given((4, 4)) for _ in range(3))
+    y = products(steps, x, 2)
+    total = steps.mean(y)
+    z = products(steps, y, between)
+    z = steps.op(aten.mm.default, z, gathered(steps, one), like=z)
+    z = steps.op(aten.mm.default, z, gathered(steps, other), like=z)
+    steps.results = [total, z]
+    if between:
+        last = ["all_reduce", "mm", "all_gather_into_tensor"]
+    else:
+        last = ["all_gather_into_tensor", "all_reduce"]
+    assert order_in(steps) == ["all_gather_into_tensor", "mm", "mm", *last, "mm", "mm"]
