@@ -69,12 +69,12 @@ class Captured(BoundProgram):
         """Attributes, globals and entries that each step gives a value, as reasons for builds name them."""
         paths = [port.path for port in self.program.outputs]
         paths += [write.about.partition(" (")[0] for write in self.writes]
-        put = {(id(table), name) for table, name, _ in self.put_again.places}
+        put: dict[int, set[Any]] = {}
+        for table, name, _ in self.put_again.places:
+            put.setdefault(id(table), set()).add(name)
+        sources = self.guards.sources if put else ()
         labels = {
-            source.item_label(name)
-            for source in self.guards.sources
-            for table, name in put
-            if id(source.container()) == table
+            source.item_label(name) for source in sources for name in put.get(id(source.container()), ())
         }
         return labels | {place for path in paths for place in (path, f"graph.{path}")}
 
