@@ -81,6 +81,17 @@ def test_the_holders_are_all_that_is_held(more: str, accumulate: int) -> None:
     assert report.by_kind().get("averages", 0) == (held if more == "ema" else 0)
 
 
+def test_gradients_of_micro_batches_belong_to_their_modules() -> None:
+    """Those so far, those of the last micro-batch and their sums, at the peak."""
+    step = Classifier(width=64)
+    step.config.set_gradient_accumulation_steps(4)
+    report = step.memory(*FORMS)
+    first, _, last = step.model
+    for name, layer in ("model.0", first), ("model.2", last):
+        assert report.by_module()[name]["gradients"] == 3 * sum_of_tensors(*layer.parameters())
+    assert "activations" not in report.by_kind()
+
+
 def test_activations_are_what_backward_waits_for() -> None:
     step = Step()
     report = step.memory(torch.randn(4096, 8), batch()[1].new_zeros(4096))

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import getitem
 from typing import Final
 
-from monograph.ir.meta import compute_nodes, metas, origin, value
+import torch
+from torch import fx
+
+from monograph.ir.meta import compute_nodes, form, metas, origin, output_nodes, value
 from monograph.ir.port import GRADIENTS, Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Shown
@@ -101,13 +105,30 @@ class _Makers:
         for storage, life in lifetimes(plan.program.graph, plan.aliases).items():
             self._last.setdefault((storage.maker, storage.nbytes), self.phases.get(life.last_read, ""))
         self._paths: dict[tuple[str, int], list[str]] = {}
-        for port, form in zip(plan.program.outputs, plan.aliases.outputs, strict=True):
-            if isinstance(form, Shown) and port.role in (Role.STATE, Role.GRAD):
-                for storage in form.certain:
+        for port, shown in zip(plan.program.outputs, plan.aliases.outputs, strict=True):
+            if isinstance(shown, Shown) and port.role in (Role.STATE, Role.GRAD):
+                for storage in shown.certain:
                     self._paths.setdefault((storage.maker, storage.nbytes), []).append(port.path)
+        for node in nodes:
+            for nbytes, paths in self._gradients_of(node, plan).items():
+                self._paths.setdefault((node.name, nbytes), []).extend(paths)
+
+    def _gradients_of(self, node: fx.Node, plan: Plan) -> dict[int, list[str]]:
+        """The paths of the gradients of a micro-batch that a node makes, or adds to those before, by their bytes."""
+        if node.target is torch.ops.aten._foreach_add.List and isinstance(added := node.args[1], fx.Node):
+            source = added.args[0] if added.target is getitem else None
+            return self._gradients_of(source, plan) if isinstance(source, fx.Node) else {}
+        found: dict[int, list[str]] = {}
+        part = next((item.program for item in plan.parts if item.program.name == node.target), None)
+        if node.op == "call_module" and part is not None:
+            for port, output in zip(part.outputs, output_nodes(part.graph), strict=True):
+                described = form(output) if isinstance(output, fx.Node) else None
+                if port.role is Role.GRAD and described is not None:
+                    found.setdefault(described.extent, []).append(port.path)
+        return found
 
     def path(self, item: Holder) -> str:
-        """The state that a holder is the new value of; each is named once."""
+        """The state or gradient that a holder is the new value of; each is named once."""
         paths = self._paths.get((item.node, item.nbytes))
         return paths.pop(0) if paths else ""
 
