@@ -190,11 +190,15 @@ class BuildCache:
         self.has_own |= bool(build.captured.own)
 
     @outside_of_traces
-    def let_go(self) -> set[int]:
-        """Drop builds whose guards fail and that hold objects which the step knows weakly; gives their ids."""
+    def let_go(self, state: Collection[int]) -> set[int]:
+        """Drop builds whose guards fail and that hold objects which the step knows weakly; gives their ids.
+
+        Those of which the id is in `state` are there anyway: a recurrent layer knows its own weights so.
+        """
         dropped = set[int]()
         for build in self.living():
-            if build.guards.shared and not build.guards.hold_by_value():
+            held = not all(id(item) in state for item in build.guards.shared)
+            if held and not build.guards.hold_by_value():
                 dropped |= set(map(id, build.guards.shared))
                 _take_out(build, self._live.values())
                 build.release()

@@ -291,7 +291,7 @@ class Internals:
         """A new build of what is captured. What is rare is compiled later, if it turns out to be frequent."""
         cache, number, optimizers = self.cache, self.cache.next_number(), self.registry.optimizers
         self.upgrades.check(self.settings, self.store.steps, number)
-        self.store.forget(cache.let_go())
+        self.store.forget(cache.let_go(self.owned().held_by_modules()))
         self.mistakes.before_capture(self.name, self.owned())
         observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__)
         request = replace(self.request_of_build(call, is_rare=is_rare), observer=observer)

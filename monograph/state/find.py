@@ -104,6 +104,11 @@ class Owned:
                     found[path] = module
         return found
 
+    def held_by_modules(self) -> set[int]:
+        """The ids of the modules, and of their parameters and buffers."""
+        roots = self.modules.values()
+        return {id(item) for root in roots for item in (*root.modules(), *root.parameters(), *root.buffers())}
+
 
 @dataclass(frozen=True)
 class Slot:

@@ -447,6 +447,30 @@ def test_weights_of_a_recurrent_layer_are_replaced(kind: Callable[..., nn.Module
     assert gone() is None
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_builds_of_a_recurrent_layer_stay(kind: Callable[..., nn.Module]):
+    """What it knows weakly are its own weights, which are there: a number may move, and builds of both modes are kept."""
+
+    class Scaled(Recurrent):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = (self.model(x[None])[0] * self.scale).sum()
+            loss.backward()
+            return loss
+
+    model = kind(2, 2)
+    step = Scaled(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    step.scale = 1.0
+    for number in range(6):
+        eager = copy.deepcopy(model)
+        assert torch.equal(step(X), (eager(X[None])[0] * step.scale).sum())
+        step.scale *= 0.5
+        assert len(step.builds) == min(number + 1, 2)
+    for mode in (False, True, False, True):
+        model.train(mode)
+        step(X)
+    assert len(step.builds) == 3
+
+
 def test_a_step_that_changes_what_it_finds():
     def read(w: Any) -> float:
         total = 0.0
