@@ -52,7 +52,7 @@ from monograph.ir.program import Program
 from monograph.ir.size_numbers import at_present_sizes, sizes_written
 from monograph.layout import contiguous_stride
 from monograph.passes.dce import dce
-from monograph.passes.run import Stage, run_passes
+from monograph.passes.run import Pass, Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.settings import Settings
 from monograph.sizes.place import size_places
@@ -121,16 +121,19 @@ def built_step(tree: Tree, keys: tuple[Any, ...], names: tuple[str, ...], build:
     return Step(tree, keys, names, bound, program, conditions, captured.steps, build.ones)
 
 
-def captured_step(call: Call, captured: Captured, settings: Settings) -> Step:
-    """The step of a capture that nothing runs."""
-    program = plain_program(captured.program, settings)
+def captured_step(
+    call: Call, captured: Captured, settings: Settings, *, without: Collection[Pass] = ()
+) -> Step:
+    """The step of a capture that nothing runs, after the plain passes but for those it is to be `without`."""
+    program = plain_program(captured.program, settings, without=without)
     conditions = captured.unraised if settings.is_compiled else captured.guards.conditions
     return Step(call.tree, call.keys, call.names, captured, program, conditions, captured.steps)
 
 
-def plain_program(program: Program, settings: Settings) -> Program:
+def plain_program(program: Program, settings: Settings, *, without: Collection[Pass] = ()) -> Program:
     """A captured program after the passes that change no bit, whatever backend it runs on."""
-    return run_passes(Stage("capture", program, 0.0), pipeline(settings.plain()))[-1].program
+    passes = [item for item in pipeline(settings.plain()) if item not in without]
+    return run_passes(Stage("capture", program, 0.0), passes)[-1].program
 
 
 def pack_graph(

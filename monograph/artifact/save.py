@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from monograph.artifact.programs.templates import Sizes
 from monograph.artifact.ranges import packed_templates
 from monograph.capture.trace import capture
 from monograph.checkpoint import save as checkpoint
+from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.ranks.group import in_group, save_together
 from monograph.checkpoint.write import Parts, existing, write
 from monograph.compat.ops import is_random
@@ -30,6 +33,8 @@ from monograph.graph import Graph
 from monograph.internals.internals import Internals, internals_of
 from monograph.ir.call.dims import Arguments, dims_in, with_sizes
 from monograph.ir.call.signature import read_call
+from monograph.passes.cse import cse
+from monograph.passes.run import Pass
 from monograph.state.find import Owned
 from monograph.state_dict.parts import read_state
 from monograph.user_code.lines import warn_at_user_line
@@ -165,16 +170,21 @@ def _templates(graph: Internals, declared: Arguments, places: Places) -> list[Pa
     """The program for every size in the declared ranges; one apart for a size of 1, where that is another program."""
     dims = dims_in(declared)
 
-    def sampled(sizes: Sizes) -> PackedProgram:
+    def sampled(sizes: Sizes, without: Collection[Pass] = ()) -> PackedProgram:
         named = dict(zip((dim.name for dim in dims), sizes, strict=True))
         args, kwargs = with_sizes(declared, named)
         call = read_call(args, kwargs, graph.names)
-        request = graph.request(call)
+        request = replace(graph.request(call), for_many_sizes=True)
         with graph.in_build():
             captured = capture(request)
         try:
-            return pack(captured_step(call, captured, request.settings), places)
+            return pack(captured_step(call, captured, request.settings, without=without), places)
         finally:
             captured.undo()
 
-    return packed_templates(sampled, [(dim.name, dim.min, dim.max) for dim in dims])
+    ranges = [(dim.name, dim.min, dim.max) for dim in dims]
+    try:
+        return packed_templates(sampled, ranges)
+    except Refused:
+        # where two sizes are equal, two ops may be: cse would take them for one
+        return packed_templates(partial(sampled, without=(cse,)), ranges)

@@ -327,6 +327,39 @@ def test_two_sizes_vary(tmp_path):
     assert "float32[batch, length, 8]" in str(artifact)
 
 
+class LastStates(nn.Module):
+    """The states of a recurrent layer at the ends of padded sequences."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(9, 4), kind(4, 3, batch_first=True)
+
+    def forward(self, tokens, lengths):
+        states = self.layer(self.embedding(tokens))[0]
+        places, rows = torch.arange(tokens.shape[1]), torch.arange(len(tokens))  # alike where both sizes are
+        kept = states * (places < lengths[:, None])[..., None]
+        return kept[rows, lengths - 1]
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_recurrent_layers_at_any_length(tmp_path, kind):
+    torch.manual_seed(0)
+    model = LastStates(kind).eval()
+
+    class InferTwo(Infer):
+        def build(self, tokens, lengths):
+            return self.model(tokens, lengths)
+
+    graph = InferTwo(model)
+    rows, length = mg.Dim("rows", max=6), mg.Dim("length", max=6)
+    graph.compile(mg.spec((rows, length), torch.int64), mg.spec((rows,), torch.int64))
+    artifact = loaded(graph, tmp_path)
+    for sizes in ((1, 1), (1, 6), (2, 2), (3, 5), (6, 1), (6, 6)):
+        tokens = torch.randint(9, sizes)
+        lengths = torch.randint(1, sizes[1] + 1, sizes[:1])
+        assert_same(model(tokens, lengths).detach(), artifact(tokens, lengths))
+
+
 def test_training_at_any_size(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))

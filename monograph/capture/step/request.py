@@ -34,3 +34,9 @@ class Request:
     waiting: Sequence[Any] = ()  # owners of optimizer state that is shown for the first step alone
     is_first: bool = True  # the graph has no build yet
     moved: Sequence[Place] = ()  # of numbers that have changed since some build was made
+    for_many_sizes: bool = False  # its program is one of several, for which there is to be one of all sizes
+
+    @property
+    def keeps_layers(self) -> bool:
+        """True if recurrent layers that torch unrolls are one op each, at sizes that do not vary too."""
+        return self.for_many_sizes or self.settings.is_compiled

@@ -138,7 +138,7 @@ class TracedStep:
             call=begun.call,
             whole=request.call,
             choices=choices or OpChoices(),
-            is_compiled=request.settings.is_compiled,
+            keeps_layers=request.keeps_layers,
         )
         self.reads, self.effects = Reads(), Effects()  # of Python objects
         self.forgotten: list[str] = []  # functions whose caches got tensors of the trace
