@@ -33,7 +33,7 @@ def packed_templates(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[R
         shown = ", ".join(f"{name} from {low} to {high}" for name, low, high in dims)
         raise Refused(
             f"the step is not the same program for {shown}: {error}",
-            "declare a smaller range, or numbers in place of the dims",
+            "code that branches on a size, or loops over it, makes such programs: declare a smaller range, or numbers in place of the dims",
         ) from None
 
 

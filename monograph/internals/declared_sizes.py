@@ -74,6 +74,7 @@ def _capture_declared(sizes: Iterable[DynamicSize], request: Request) -> Capture
         raise FixedSizeError(
             f"the step fixes size {dim} of argument {request.call.paths()[leaf]}, which was declared to vary",
             where=where,
-            hint="compute with the size and keep it out of branches and Python numbers, or do not declare it",
+            hint="compute with the size and keep it out of branches, Python numbers and keys (of tables by length make one of the "
+            "largest, and cut it), or do not declare it",
         )
     return captured

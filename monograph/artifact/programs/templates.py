@@ -120,7 +120,8 @@ def _difference(values: Sequence[Json], sizes: Sequence[Sizes], path: str) -> st
     where = f" at {path}" if path else ""
     for item, size in zip(values, sizes, strict=True):
         if item != values[0]:
-            first, other = str(values[0])[:60], str(item)[:60]
+            lists = type(item) is type(values[0]) is list and len(item) != len(values[0])
+            first, other = (f"{len(v)} entries" if lists else str(v)[:60] for v in (values[0], item))
             return f"it differs{where}: {first} for {_shown(sizes[0])}, {other} for {_shown(size)}"
     return f"it differs{where}"
 
