@@ -121,9 +121,7 @@ def built_step(tree: Tree, keys: tuple[Any, ...], names: tuple[str, ...], build:
     return Step(tree, keys, names, bound, program, conditions, captured.steps, build.ones)
 
 
-def captured_step(
-    call: Call, captured: Captured, settings: Settings, *, without: Collection[Pass] = ()
-) -> Step:
+def captured_step(call: Call, captured: Captured, settings: Settings, without: Collection[Pass] = ()) -> Step:
     """The step of a capture that nothing runs, after the plain passes but for those it is to be `without`."""
     program = plain_program(captured.program, settings, without=without)
     conditions = captured.unraised if settings.is_compiled else captured.guards.conditions
