@@ -16,8 +16,12 @@ from monograph.ir.call.tree import flatten
 Range = tuple[str, int, int]  # a name, the smallest and the largest size
 
 
+class NotOneProgram(Refused):
+    """No one program serves all sizes in a range."""
+
+
 def packed_templates(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range]) -> list[PackedProgram]:
-    """Programs for all sizes in these ranges. `Refused` where no one program is right for a range."""
+    """Programs for all sizes in these ranges. `NotOneProgram` where none is right for a range."""
     try:
         return [_template(sampled, dims)]
     except NoTemplateError as error:
@@ -31,7 +35,7 @@ def packed_templates(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[R
                     for program in packed_templates(sampled, [*others[:index], part, *others[index + 1 :]])
                 ]
         shown = ", ".join(f"{name} from {low} to {high}" for name, low, high in dims)
-        raise Refused(
+        raise NotOneProgram(
             f"the step is not the same program for {shown}: {error}",
             "code that branches on a size, or loops over it, makes such programs: declare a smaller range, or numbers in place of the dims",
         ) from None

@@ -21,10 +21,9 @@ from monograph.artifact.pack import (
     pack_graph,
 )
 from monograph.artifact.programs.templates import Sizes
-from monograph.artifact.ranges import packed_templates
+from monograph.artifact.ranges import NotOneProgram, packed_templates
 from monograph.capture.trace import capture
 from monograph.checkpoint import save as checkpoint
-from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.ranks.group import in_group, save_together
 from monograph.checkpoint.write import Parts, existing, write
 from monograph.compat.ops import is_random
@@ -185,6 +184,6 @@ def _templates(graph: Internals, declared: Arguments, places: Places) -> list[Pa
     ranges = [(dim.name, dim.min, dim.max) for dim in dims]
     try:
         return packed_templates(sampled, ranges)
-    except Refused:
+    except NotOneProgram:
         # where two sizes are equal, two ops may be: cse would take them for one
         return packed_templates(partial(sampled, without=(cse,)), ranges)

@@ -48,11 +48,12 @@ def merge_collectives(program: Program) -> Program:
         return program
     _read_parts_themselves(graph)
     wait_late(graph)
+    work = {node: flops(node) for node in graph.nodes}  # none of what is added here, which packs and unpacks
     _merge_gathers(graph)
-    _merge_reductions(graph)
+    _merge_reductions(graph, work)
     gather_again(graph)
     wait_late(graph)
-    _gather_ahead(graph)
+    _gather_ahead(graph, work)
     return copy.with_graph(graph)
 
 
@@ -88,8 +89,7 @@ def _read_parts_themselves(graph: fx.Graph) -> None:
 # --- sums and scattered sums -------------------------------------------------------------------------------------------
 
 
-def _merge_reductions(graph: fx.Graph) -> None:
-    work = {node: flops(node) for node in graph.nodes}  # none of what comes here, which packs and unpacks
+def _merge_reductions(graph: fx.Graph, work: Mapping[fx.Node, int]) -> None:
     needs = _needs(graph)
     beside = _sums_beside_parts(graph, needs)
     for kind in _in_order(needs):
@@ -235,12 +235,11 @@ def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready, usual: int) ->
     return TOGETHER in labels(item.begin) and ready.of(item.given) < 0 and held <= usual
 
 
-def _gather_ahead(graph: fx.Graph) -> None:
+def _gather_ahead(graph: fx.Graph, work: Mapping[fx.Node, int]) -> None:
     """Let each gather begin before the first read of the one before it, the first of a phase at its start.
 
     A sum that begins at about the same time comes after it, since nothing reads that before the updates.
     """
-    work = {node: flops(node) for node in graph.nodes}
     begun = _begun_in(graph, gathers=True)
     for before, item in zip([None, *begun], begun, strict=False):
         ready = Ready(graph)

@@ -89,12 +89,12 @@ class ReplacedFunctions:
         call: Call,
         whole: Call,
         choices: OpChoices,
-        keeps_layers: bool,
+        takes_layers_whole: bool,
     ) -> None:
         self._inputs, self._readings, self._reach = inputs, readings, reach
         self._rules, self._settings, self._watch, self._micro = rules, settings, watch, micro
         self._call, self._whole = call, whole
-        self.keeps_layers, self._at_any_sizes = choices.keeps_layers, keeps_layers
+        self.keeps_layers, self._takes_layers_whole = choices.keeps_layers, takes_layers_whole
         self.sums = GradientSums(choices.sums_in_place)
         self.memory = SharedMemory(reach)
         self.asked_for_offsets = False  # where a tensor begins in its storage
@@ -164,7 +164,7 @@ class ReplacedFunctions:
             self._watch.resume(reporting)
 
     def _is_one_op(self, args: tuple[Any, ...]) -> bool:
-        return self._at_any_sizes or recurrent_layers.sizes_vary(args)
+        return self._takes_layers_whole or recurrent_layers.sizes_vary(args)
 
     def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
         if func == GRADIENT_SETTER:

@@ -37,6 +37,6 @@ class Request:
     for_many_sizes: bool = False  # its program is one of several, for which there is to be one of all sizes
 
     @property
-    def keeps_layers(self) -> bool:
+    def takes_layers_whole(self) -> bool:
         """True if recurrent layers that torch unrolls are one op each, at sizes that do not vary too."""
         return self.for_many_sizes or self.settings.is_compiled

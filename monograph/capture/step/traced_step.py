@@ -138,7 +138,7 @@ class TracedStep:
             call=begun.call,
             whole=request.call,
             choices=choices or OpChoices(),
-            keeps_layers=request.keeps_layers,
+            takes_layers_whole=request.takes_layers_whole,
         )
         self.reads, self.effects = Reads(), Effects()  # of Python objects
         self.forgotten: list[str] = []  # functions whose caches got tensors of the trace

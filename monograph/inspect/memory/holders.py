@@ -109,23 +109,10 @@ class _Makers:
             if isinstance(shown, Shown) and port.role in (Role.STATE, Role.GRAD):
                 for storage in shown.certain:
                     self._paths.setdefault((storage.maker, storage.nbytes), []).append(port.path)
+        gradients = {part.program.name: _gradients_of(part.program) for part in plan.parts}
         for node in nodes:
-            for nbytes, paths in self._gradients_of(node, plan).items():
+            for nbytes, paths in gradients.get(self.calls.get(_added_from(node).name, ""), {}).items():
                 self._paths.setdefault((node.name, nbytes), []).extend(paths)
-
-    def _gradients_of(self, node: fx.Node, plan: Plan) -> dict[int, list[str]]:
-        """The paths of the gradients of a micro-batch that a node makes, or adds to those before, by their bytes."""
-        if node.target is torch.ops.aten._foreach_add.List and isinstance(added := node.args[1], fx.Node):
-            source = added.args[0] if added.target is getitem else None
-            return self._gradients_of(source, plan) if isinstance(source, fx.Node) else {}
-        found: dict[int, list[str]] = {}
-        part = next((item.program for item in plan.parts if item.program.name == node.target), None)
-        if node.op == "call_module" and part is not None:
-            for port, output in zip(part.outputs, output_nodes(part.graph), strict=True):
-                described = form(output) if isinstance(output, fx.Node) else None
-                if port.role is Role.GRAD and described is not None:
-                    found.setdefault(described.extent, []).append(port.path)
-        return found
 
     def path(self, item: Holder) -> str:
         """The state or gradient that a holder is the new value of; each is named once."""
@@ -142,6 +129,25 @@ class _Makers:
         if made not in ("forward", "update") and read in _OF_GRADIENTS:
             return "gradients"
         return "activations" if (made, read) == ("forward", "backward") else _MADE["temporary"]
+
+
+def _added_from(node: fx.Node) -> fx.Node:
+    """The call of a micro-batch whose gradients a node adds to those before; any other node is itself."""
+    if node.target is torch.ops.aten._foreach_add.List:
+        added = node.args[1]
+        if isinstance(added, fx.Node) and added.target is getitem and isinstance(added.args[0], fx.Node):
+            return added.args[0]
+    return node
+
+
+def _gradients_of(program: Program) -> dict[int, list[str]]:
+    """The paths of the gradients that a part returns, by their bytes."""
+    found: dict[int, list[str]] = {}
+    for port, output in zip(program.outputs, output_nodes(program.graph), strict=True):
+        described = form(output) if isinstance(output, fx.Node) else None
+        if port.role is Role.GRAD and described is not None:
+            found.setdefault(described.extent, []).append(port.path)
+    return found
 
 
 def _phase_of(program: Program) -> str:
