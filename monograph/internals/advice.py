@@ -38,6 +38,7 @@ class Advised:
     expected: set[str] = field(
         default_factory=set
     )  # arguments that a tool gives: a build for each value is meant
+    logged: dict[str, int] = field(default_factory=dict)  # advice, and the build whose line in the log has it
 
     def about(self, reason: Reason, call: Call, stays: str) -> Reason:
         """The reason for a build with what to write against it; `stays` says why sizes do not vary in it."""
@@ -60,8 +61,15 @@ class Advised:
         aloud = (is_new or number >= _MANY_BUILDS) and reason.cause not in self.ours
         self.causes.add(reason.cause)
         level = logging.WARNING if aloud else logging.INFO
-        said = f"; {reason.advice}" if (aloud or serves_all) and reason.advice else ""
+        said = self._in_line_of(number, reason.advice) if aloud or serves_all else ""
         LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
+
+    def _in_line_of(self, number: int, advice: str) -> str:
+        """What the line of a build says of what to write: all of it once, then where to find it."""
+        if not advice:
+            return ""
+        first = self.logged.setdefault(advice, number)
+        return f"; {advice}" if first == number else f"; what to write is in the line of build {first}"
 
 
 def size_needed_by(error: Exception) -> str:

@@ -308,6 +308,17 @@ def test_each_cause_is_said_aloud_once(caplog: pytest.LogCaptureFixture) -> None
     assert len(step.builds) == 5
 
 
+def test_what_to_write_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    step = Step()
+    for mode in "abcdefghijkl":
+        step.mode = mode
+        step(x())
+    first, *others = lines(caplog)  # the second build, and from the eighth on
+    assert "build 1: graph.mode changed from 'a' to 'b'; each value of graph.mode has a build" in first
+    assert len(others) == 4
+    assert all(line.endswith("; what to write is in the line of build 1") for line in others)
+
+
 def test_each_cause_has_a_line() -> None:
     call = internals_of(Step()).read((x(),), {})
     for cause in set(Cause) - {Cause.FIRST, Cause.OTHER, Cause.COUNTED, Cause.OFTEN}:
