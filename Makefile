@@ -25,9 +25,10 @@ test: $(INSTALLED)
 test-all: test-integrations
 	$(PYTEST) -m "not ranks and not search"
 
-# optimizers, layouts and workloads on two and four processes; an hour on two cores
+# all that `make test-all` leaves out of what is for several processes: optimizers, layouts and workloads on two and four;
+# an hour on two cores
 ranks: $(INSTALLED)
-	$(PYTEST) -m ranks
+	$(PYTEST) -m "ranks or search" tests/distributed tests/checkpoint/ranks
 
 # the page of to_html() in a browser; needs Chromium (Debian: apt install chromium)
 test-html: $(HTML_INSTALLED)

@@ -156,6 +156,7 @@ def drawn(*shapes: Shape, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(shape, generator=source, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "activation",
@@ -210,6 +211,7 @@ def test_denormal_numbers_that_are_flushed() -> None:
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "shape",
     [(7, 33), (1,), (0, 5), (), (3, 1), (20000,)],
@@ -324,6 +326,7 @@ def test_the_default_goes_on_by_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chained_ops(graph) > 10
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "masked",
     [

@@ -171,9 +171,9 @@ CASES = [
     pytest.param(
         workload,
         ranks,
-        marks=() if (workload, ranks) == ("gpt", 2) else (pytest.mark.long, pytest.mark.ranks),
+        marks=() if (workload, ranks) == ("mlp", 2) else (pytest.mark.long, pytest.mark.ranks),
     )
-    for workload in ("gpt", "mlp", "mobilenet")
+    for workload in ("mlp", "gpt", "mobilenet")
     for ranks in (2, 4)
 ]
 every_case = partial(pytest.mark.parametrize, ("workload", "ranks"))(CASES)

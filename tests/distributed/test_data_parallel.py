@@ -516,14 +516,6 @@ QUICK: dict[str, Case] = {
         )
     },
 }
-LONG: dict[str, Case] = {
-    **{
-        f"wrapped {workload}": partial(_wrapped, workload=workload, optimizer="adamw", backend="aten")
-        for workload in ("gpt", "mobilenet")
-    },
-    "plain mlp": partial(_plain, workload="mlp", optimizer="sgd", backend="aten"),
-    "compiled": compiled,
-}
 SWEEP: dict[str, Case] = {
     f"{kind} {workload} {optimizer} {backend}": partial(
         case, workload=workload, optimizer=optimizer, backend=backend
@@ -532,7 +524,7 @@ SWEEP: dict[str, Case] = {
     for workload in workloads
     for kind, case in (("wrapped", _wrapped), ("plain", _plain))
     for optimizer in ("adamw", "sgd")
-}
+} | {"compiled": compiled}
 
 
 @pytest.mark.every_case
@@ -543,13 +535,7 @@ def test_a_graph_does_as_the_wrapper(case: str, quick: Wrong) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", LONG)
-def test_training_is_that_of_eager_mode(case: str, long: Wrong) -> None:
-    assert_right(case, long)
-
-
-@pytest.mark.long
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", SWEEP)
-def test_more_training_is_that_of_eager_mode(case: str, sweep: Wrong) -> None:
+def test_training_is_that_of_eager_mode(case: str, sweep: Wrong) -> None:
     assert_right(case, sweep)

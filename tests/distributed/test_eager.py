@@ -317,7 +317,7 @@ def _cases(chosen: Callable[[str, int], bool]) -> dict[str, Case]:
     }
 
 
-_FEW = (("clipped", 2), ("accumulated", 1), ("scaled", 3), ("compiled first", 1), ("wrong", 1), ("wrong", 3))
+_FEW = (("clipped", 2), ("accumulated", 1), ("wrong", 3))
 QUICK = _cases(lambda name, stage: (name, stage) in _FEW)
 LONG = _cases(lambda name, stage: (name, stage) not in _FEW) | {
     "in parts": in_parts,

@@ -356,12 +356,22 @@ CHECKS = (
     *(trained, compiled_first, clipped, accumulated, scaled, averaged, kept, kept_and_added),
     *(cast, two_optimizers, saved),
 )
-QUICK: dict[str, Case] = {
+_CHECKED: dict[str, Case] = {
     f"{check.__name__} at stage {stage}": partial(check, stage=stage)
     for check in CHECKS
     for stage in (1, 2, 3)
 } | {f"kept and accumulated at stage {stage}": partial(kept, stage=stage, steps=2) for stage in (1, 2, 3)}
-SWEEP: dict[str, Case] = {
+_FEW = (
+    "trained at stage 1",
+    "trained at stage 3",
+    "clipped at stage 3",
+    "scaled at stage 1",
+    "saved at stage 3",
+)
+QUICK: dict[str, Case] = {
+    name: case for name, case in _CHECKED.items() if name in _FEW or name.endswith("at stage 2")
+}
+SWEEP: dict[str, Case] = {name: case for name, case in _CHECKED.items() if name not in QUICK} | {
     f"{workload} {optimizer} at stage {stage}": partial(
         _workload, workload=workload, optimizer=optimizer, stage=stage
     )
@@ -369,8 +379,6 @@ SWEEP: dict[str, Case] = {
     for optimizer in ("adamw", "sgd")
     for stage in (1, 2, 3)
 }
-_FEW = ("gpt adamw at stage 2", "gpt adamw at stage 3", "mobilenet adamw at stage 2")
-LONG: dict[str, Case] = {name: SWEEP.pop(name) for name in _FEW}
 
 
 @pytest.mark.every_case
@@ -380,15 +388,9 @@ def test_a_graph_does_as_the_wrapper(case: str, quick: Wrong) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", LONG)
-def test_training_is_that_of_eager_mode(case: str, long: Wrong) -> None:
-    assert_right(case, long)
-
-
-@pytest.mark.long
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", SWEEP)
-def test_more_training_is_that_of_eager_mode(case: str, sweep: Wrong) -> None:
+def test_training_is_that_of_eager_mode(case: str, sweep: Wrong) -> None:
     assert_right(case, sweep)
 
 

@@ -569,7 +569,6 @@ def test_a_handler_finds_the_rate_of_the_step(looped: Looped) -> None:
     assert all(seen)
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("change", ["step of its own", "function", "tensor"])
 def test_schedules_that_cannot_go_ahead_do_not(change: str, looped: Looped) -> None:
     """The function of a user may look at anything, and a tensor is changed in place."""
