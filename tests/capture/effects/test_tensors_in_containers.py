@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import monograph as mg
 from tests.support import assert_same
@@ -194,3 +196,53 @@ def test_a_nested_value_that_is_left_has_each_tensor_in_its_place() -> None:
         build(plain, x)
         step(x)
         assert_same(plain.left, step.left)
+
+
+class Tables(nn.Module):
+    """A table for each length, made when it is needed first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.tables: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if length not in self.tables:
+            self.tables[length] = torch.arange(length)[:, None].float().sin()
+        return self.linear(x) + self.tables[length]
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_number_anneals_beside_tables_by_length(is_used: bool) -> None:
+    torch.manual_seed(0)
+    model = Tables()
+    theirs = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (model, theirs)]
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.temperature = model, 1.0
+            self.add_optimizer(optimizers[0])
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).square().mean()
+            if is_used:
+                loss = loss * self.temperature
+            loss.backward()
+            return loss
+
+    step, temperature = Step(), 1.0
+    for number in range(14):
+        x = torch.randn(2, 5 + number % 3, 4)
+        optimizers[1].zero_grad()
+        expected = theirs(x).square().mean() * (temperature if is_used else 1)
+        expected.backward()
+        optimizers[1].step()
+        assert torch.equal(step(x), expected)
+        temperature *= 0.9
+        step.temperature *= 0.9
+    for one, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert len(step.builds) <= 6  # two for each length, while the tables come

@@ -42,8 +42,8 @@ def _moved(before: Any, now: Any) -> bool:
             return True
         if type(before) in NUMBERS:
             return not same(before, now)
-    if moves:
-        return bool(before.fits(now))
+    if moves:  # it may also be a tensor that each step puts there
+        return bool(before.fits(now)) and MovesInside.of(now) is not None
     return type(now) is type(before) and not same(before, now) and _replaced(before, now)
 
 
