@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -21,19 +21,26 @@ class NotOneProgram(Refused):
 
 
 def packed_templates(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range]) -> list[PackedProgram]:
-    """Programs for all sizes in these ranges. `NotOneProgram` where none is right for a range."""
+    """Programs for all sizes in these ranges, one apart for the smallest or the largest where that is another program.
+
+    `NotOneProgram` where none is right for a range.
+    """
+    return _packed(sampled, dims, dims)
+
+
+def _packed(
+    sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range], declared: Sequence[Range]
+) -> list[PackedProgram]:
     try:
-        return [_template(sampled, dims)]
+        return [_template(sampled, points([(low, high) for _, low, high in dims]), dims)]
     except NoTemplateError as error:
-        for index, (name, low, high) in enumerate(dims):
-            if low == 1 < high:
-                others = list(dims)
-                alone, rest = (name, 1, 1), (name, 2, high)
-                return [
-                    program
-                    for part in (alone, rest)
-                    for program in packed_templates(sampled, [*others[:index], part, *others[index + 1 :]])
-                ]
+        for index, parts in _in_parts(sampled, dims, declared):
+            others = list(dims)
+            return [
+                program
+                for part in parts
+                for program in _packed(sampled, [*others[:index], part, *others[index + 1 :]], declared)
+            ]
         shown = ", ".join(f"{name} from {low} to {high}" for name, low, high in dims)
         raise NotOneProgram(
             f"the step is not the same program for {shown}: {error}",
@@ -41,8 +48,28 @@ def packed_templates(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[R
         ) from None
 
 
-def _template(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range]) -> PackedProgram:
-    samples = [(sizes, sampled(sizes)) for sizes in points([(low, high) for _, low, high in dims])]
+def _in_parts(
+    sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range], declared: Sequence[Range]
+) -> Iterator[tuple[int, tuple[Range, Range]]]:
+    """Which range to part, by its index, and into what: torch omits ops for sizes of 1, and a slice of all of a table."""
+    for index, (name, low, high) in enumerate(dims):
+        if low < high == declared[index][2]:
+            sizes = [low for _, low, _ in dims]
+            last = [(*sizes[:index], size, *sizes[index + 1 :]) for size in (high - 1, high)]
+            try:
+                _template(sampled, last, dims)
+            except NoTemplateError:
+                yield index, ((name, low, high - 1), (name, high, high))
+    for index, (name, low, high) in enumerate(dims):
+        if low == 1 < high:
+            yield index, ((name, 1, 1), (name, 2, high))
+
+
+def _template(
+    sampled: Callable[[Sizes], PackedProgram], at: Sequence[Sizes], dims: Sequence[Range]
+) -> PackedProgram:
+    """The program of these ranges, from those at some sizes."""
+    samples = [(sizes, sampled(sizes)) for sizes in at]
     first = samples[0][1]
     for _, other in samples[1:]:
         same = other.tensors.keys() == first.tensors.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def _look_at_mode(name: str, step: Step, owned: Owned) -> None:
 
 
 def _templates(graph: Internals, declared: Arguments, places: Places) -> list[PackedProgram]:
-    """The program for every size in the declared ranges; one apart for a size of 1, where that is another program."""
+    """The programs for every size in the declared ranges."""
     dims = dims_in(declared)
 
     def sampled(sizes: Sizes, without: Collection[Pass] = ()) -> PackedProgram:
@@ -183,7 +183,7 @@ def _templates(graph: Internals, declared: Arguments, places: Places) -> list[Pa
 
     ranges = [(dim.name, dim.min, dim.max) for dim in dims]
     try:
-        return packed_templates(sampled, ranges)
+        return packed_templates(cache(sampled), ranges)
     except NotOneProgram:
         # where two sizes are equal, two ops may be: cse would take them for one
-        return packed_templates(partial(sampled, without=(cse,)), ranges)
+        return packed_templates(cache(partial(sampled, without=(cse,))), ranges)

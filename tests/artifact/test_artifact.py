@@ -405,6 +405,30 @@ def test_a_size_of_one_may_be_another_program(tmp_path):
         assert_same(One()(x), artifact(x))
 
 
+class Positions(nn.Module):
+    """A slice of a table, which is the table itself, without an op, where it is as long."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x):
+        return x + self.table[: x.shape[1]]
+
+
+def test_the_largest_size_may_be_another_program(tmp_path):
+    model = Positions()
+    graph = Infer(model)
+    graph.compile(mg.spec((mg.Dim("batch", max=9), mg.Dim("length", max=8), 4)))
+    artifact = loaded(graph, tmp_path)
+    for sizes in ((1, 1), (1, 8), (3, 5), (5, 8), (9, 1), (9, 7), (9, 8)):
+        x = torch.randn(*sizes, 4)
+        assert_same(model(x).detach(), artifact(x))
+    assert str(artifact).count("infer(") == 2
+    with pytest.raises(mg.SignatureError, match="size 9 in dimension 1"):
+        artifact(torch.randn(2, 9, 4))
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize("values", [("", 1, 2), ("a b", 1, 2), ("a", 0, 2), ("a", 3, 2), ("a", 1.0, 2)])
 def test_dims_that_are_none(values):
