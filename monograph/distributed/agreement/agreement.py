@@ -84,8 +84,11 @@ class Agreement:
         """Say to those that wait for this rank with their builds that it has none."""
         self._unbuilt += 1
         if (store := self.ranks.store) is not None:
-            said = Unbuilt(self.ranks.rank, self._unbuilt, error_line(error)).text
+            why = error_line(error)
+            said = Unbuilt(self.ranks.rank, self._unbuilt, why).text
             in_time(lambda: bool(store.set(f"{UNBUILT}/{self._asked}", said)))
+            if self.watch is not None:
+                self.watch.not_built(why)
 
     def meet(self, what: str) -> None:
         """Return when all ranks are about to do this beside their steps. Raises DistributedError that names who is not."""

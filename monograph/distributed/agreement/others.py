@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Final
 
-from monograph.distributed.agreement.ranks import ALIKE, RESTART, Ranks, in_time
+from monograph.distributed.agreement.ranks import ALIKE, RESTART, WAITED, Ranks, in_time
 from monograph.errors import DistributedError
 
 BEAT_SECONDS: Final = 0.3
@@ -21,18 +21,27 @@ _SILENT_SECONDS: Final = 1.2  # four beats: a rank that leaves none in that time
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: its steps so far, which one that is (below 0 beside steps), its build, and what it runs there."""
+    """Where a rank is: its steps so far, which one that is (below 0 beside steps), its build, and what it runs there.
+
+    `unbuilt` is why it has no build for the next one.
+    """
 
     call: int
     step: int
     build: int
     running: str  # the digest of its collectives
     doing: str = ""
+    unbuilt: str = ""
 
     @property
     def text(self) -> str:
         """As it is in the store."""
-        return f"{self.call}|{self.step}|{self.build}|{self.running}|{self.doing}"
+        return json.dumps(astuple(self))
+
+    @staticmethod
+    def of(text: str) -> Place:
+        """The place of a text."""
+        return Place(*json.loads(text))
 
     def __str__(self) -> str:
         if self.step < 0:
@@ -126,7 +135,7 @@ class Others:
                 raise unbuilt.failure(ranks.named([unbuilt.rank]))
         for rank in self._numbers() if ranks.rank == 0 else [0]:
             said = ranks.read(ranks.key("at", rank))
-            place = None if said is None else _place(said)
+            place = None if said is None else Place.of(said)
             if place is not None and place.call > self._calls and place.running != self._running:
                 return DistributedError(
                     f"{ranks.named([rank])} is {place} already and runs the collectives of an earlier step, "
@@ -139,7 +148,7 @@ class Others:
         """What they did last."""
         return self._lasts(ranks, self._seen().places)
 
-    def reason(self, here: Place, error: BaseException) -> str:
+    def reason(self, here: Place, error: BaseException) -> DistributedError:
         """Why a collective of this rank has failed: who failed by itself, who is gone, who is late."""
         before = in_time(self._seen)
         if before is None:
@@ -150,30 +159,40 @@ class Others:
             return self.no_store(here, error)
         return self._told_apart(here, before, after, _first_line(error))
 
-    def no_store(self, here: Place, error: BaseException) -> str:
+    def no_store(self, here: Place, error: BaseException) -> DistributedError:
         """The reason if the others cannot be asked about."""
         named = self._ranks.named
-        return (
+        return DistributedError(
             "the store of the process group does not answer: the process that has it is gone or stopped, which is "
-            f"{named([0])} unless torchrun has it; {named([self._ranks.rank])} was {here} ({_first_line(error)})"
+            f"{named([0])} unless torchrun has it; {named([self._ranks.rank])} was {here} ({_first_line(error)})",
+            hint=RESTART,
         )
 
-    def _told_apart(self, here: Place, before: _Seen, after: _Seen, what: str) -> str:
+    def _told_apart(self, here: Place, before: _Seen, after: _Seen, what: str) -> DistributedError:
         named, places, notes = self._ranks.named, after.places, after.notes
         found = {rank: note for rank in self._numbers() if (note := notes[rank]) is not None and note.error}
         own = [rank for rank, note in found.items() if not note.is_shared]
         if own:
-            return "; ".join(f"{named([rank])} failed {places[rank]}: {found[rank].error}" for rank in own)
+            failed = (f"{named([rank])} failed {places[rank]}: {found[rank].error}" for rank in own)
+            return DistributedError("; ".join(failed), hint=RESTART)
         unheard = [rank for rank in self._numbers() if notes[rank] is None]
+        unbuilt = [(rank, place.unbuilt) for rank in unheard if (place := places[rank]) and place.unbuilt]
+        if unbuilt:
+            return Unbuilt(unbuilt[0][0], 1, unbuilt[0][1]).failure(named([unbuilt[0][0]]))
         if gone := [rank for rank in unheard if before.beats[rank] == after.beats[rank]]:
-            return f"{named(gone)} {_are(gone)} gone or stopped: {self._lasts(gone, places)}"
+            return DistributedError(
+                f"{named(gone)} {_are(gone)} gone or stopped: {self._lasts(gone, places)}", hint=WAITED
+            )
         if found:
-            return next(iter(found.values())).error
+            return DistributedError(next(iter(found.values())).error, hint=RESTART)
         late = [rank for rank in unheard if (place := places[rank]) is None or place.call < here.call]
         if late := late or unheard:
             lasts = self._lasts(late, places)
-            return f"{named(late)} {_are(late)} late: {lasts}, and the others waited {here} ({what})"
-        return f"a collective failed on all ranks {here}: {what}"
+            return DistributedError(
+                f"{named(late)} {_are(late)} late: {lasts}, and the others waited {here} ({what})",
+                hint=WAITED,
+            )
+        return DistributedError(f"a collective failed on all ranks {here}: {what}", hint=RESTART)
 
     def _lasts(self, ranks: Sequence[int], places: Sequence[Place | None]) -> str:
         return ", ".join(_last(self._ranks.named([rank]), places[rank]) for rank in ranks)
@@ -184,13 +203,8 @@ class Others:
     def _seen(self) -> _Seen:
         ranks = self._ranks
         notes = [None if said is None else Note.of(said) for said in ranks.read_all("note")]
-        places = [None if said is None else _place(said) for said in ranks.read_all("at")]
+        places = [None if said is None else Place.of(said) for said in ranks.read_all("at")]
         return _Seen(ranks.read_all("beat"), notes, places)
-
-
-def _place(text: str) -> Place:
-    call, step, build, running, doing = text.split("|", 4)
-    return Place(int(call), int(step), int(build), running, doing)
 
 
 def error_line(error: BaseException) -> str:

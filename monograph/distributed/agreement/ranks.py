@@ -29,6 +29,10 @@ RESTART: Final = (
     "this graph cannot go on: end all ranks and start them again from the newest checkpoint, as "
     "torchrun --max-restarts does"
 )
+WAITED: Final = (
+    "if it has fewer batches than the others, DistributedSampler and DataLoader(..., drop_last=True) give all as many; else "
+    + RESTART
+)
 ALIKE: Final = (
     "every rank needs the same model, optimizer, settings and kind of batch, in a pipeline batches of one size; "
     + RESTART

@@ -61,6 +61,11 @@ class Watch:
         self._place = replace(self._place, doing=what)
         self._show()
 
+    def not_built(self, why: str) -> None:
+        """Say that this rank has no build for its next step, for others that wait for it in a collective."""
+        self._place = replace(self._place, unbuilt=why)
+        in_time(lambda: bool(self.ranks.store.set(self._key, self._place.text)))
+
     @contextmanager
     def step(self, step: int, build: int, running: str = "") -> Iterator[None]:
         """Inside, a step runs its collectives: one that fails becomes a DistributedError that names who is missing."""
@@ -85,10 +90,9 @@ class Watch:
             self._say(Note(said))
             return error
         others = self.others("")
-        said = (
+        self.failure = (
             others.reason(self._place, error) if self._say(Note("")) else others.no_store(self._place, error)
         )
-        self.failure = DistributedError(said, hint=RESTART)
         return self.failure
 
     def others(self, running: str) -> Others:
