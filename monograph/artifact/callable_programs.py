@@ -20,9 +20,9 @@ from monograph.artifact.unpack import Unpacked
 from monograph.capture.trace import LOGGER
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check, list_of
-from monograph.compat.ops import is_random
 from monograph.errors import ArtifactError, BackendError, MonographError, SignatureError, TornStateError
 from monograph.ir.graph_signature import CopyToArgument, Number
+from monograph.ir.ops.random import draws
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.text import Displayed
@@ -70,7 +70,7 @@ class StoredSignature(Displayed):
     @property
     def draws(self) -> bool:
         """True if a call draws random numbers."""
-        return any(is_random(node.target) for item in self.programs for node in item.smallest.program.ops())
+        return any(draws(node) for item in self.programs for node in item.smallest.program.ops())
 
     @property
     def changes_state(self) -> bool:

@@ -26,12 +26,12 @@ from monograph.capture.trace import capture
 from monograph.checkpoint import save as checkpoint
 from monograph.checkpoint.ranks.group import in_group, save_together
 from monograph.checkpoint.write import Parts, existing, write
-from monograph.compat.ops import is_random
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
 from monograph.internals.internals import Internals, internals_of
 from monograph.ir.call.dims import Arguments, dims_in, with_sizes
 from monograph.ir.call.signature import read_call
+from monograph.ir.ops.random import draws
 from monograph.passes.cse import cse
 from monograph.passes.run import Pass
 from monograph.state.find import Owned
@@ -155,10 +155,12 @@ def _look_at_mode(name: str, step: Step, owned: Owned) -> None:
     """Warn of a graph without optimizer whose modules train: of dropout that stays, of statistics that move."""
     if owned.optimizers or not any(module.training for module in owned.named_modules().values()):
         return
-    draws = any(is_random(node.target) for node in step.program.ops())
+    is_random = any(map(draws, step.program.ops()))
     moved = [port.path for _, port in step.program.updates()]
-    if draws or moved:
-        what = ["draws random numbers"] * draws + [f"changes {', '.join(moved[:_NUM_SHOWN])}"] * bool(moved)
+    if is_random or moved:
+        what = ["draws random numbers"] * is_random + [f"changes {', '.join(moved[:_NUM_SHOWN])}"] * bool(
+            moved
+        )
         warn_at_user_line(
             f"{name} is saved as it was called in train() mode: it {' and '.join(what)}; if it is to predict, call "
             "model.eval(), then the graph, and save it before model.train()"

@@ -327,6 +327,13 @@ def test_two_sizes_vary(tmp_path):
     assert "float32[batch, length, 8]" in str(artifact)
 
 
+@pytest.mark.filterwarnings("error")
+def test_attention_without_dropout_draws_nothing(tmp_path):
+    graph = Infer(Attention().train())
+    graph(torch.randn(2, 3, 8))
+    mg.save(graph, tmp_path / "a")  # would warn of a graph that draws
+
+
 class LastStates(nn.Module):
     """The states of a recurrent layer at the ends of padded sequences."""
 

@@ -10,13 +10,13 @@ from typing import Final
 from torch import fx
 
 from monograph.capture.accumulation.first_buffers import TakenOver
-from monograph.compat.ops import is_random
 from monograph.distributed.pipeline.cut import MicroBatch
 from monograph.distributed.pipeline.homes import is_scalar
 from monograph.distributed.pipeline.stages import Pipeline
 from monograph.distributed.pipeline.update import Update
 from monograph.distributed.programs.collectives import collectives_in_order
 from monograph.ir.meta import form, origin
+from monograph.ir.ops.random import draws
 from monograph.ir.port import GRADIENTS, Port, Role
 from monograph.ir.program import Program
 
@@ -80,7 +80,7 @@ class Spread:
     @property
     def drawing(self) -> set[int]:
         """The stages that draw random numbers in a micro-batch."""
-        return {place.stage for node, place in self.micro.place.items() if is_random(node.target)}
+        return {place.stage for node, place in self.micro.place.items() if draws(node)}
 
     @property
     def mixed_draws(self) -> str:
@@ -89,7 +89,7 @@ class Spread:
             return "each rank moves its torch.Generator by the draws of its own stages alone"
         by_rank: dict[int, set[int]] = {}
         for node, place in self.micro.place.items():
-            if not is_random(node.target):
+            if not draws(node):
                 continue
             if place.is_backward or self.pipeline.stage_of(origin(node).module) != place.stage:
                 return f"{node.name} draws outside of the forward of a stage"
@@ -98,7 +98,7 @@ class Spread:
             if len(stages) > 1:
                 return f"rank {rank} draws in the stages {', '.join(map(str, sorted(stages)))}, in the order of its schedule"
         nodes = self.update.homes.split.graph.nodes
-        late = next((node.name for node in nodes if is_random(node.target)), "")
+        late = next((node.name for node in nodes if draws(node)), "")
         return f"{late} draws in the update" if late else ""
 
     def rank_of(self, port: Port) -> int | None:
