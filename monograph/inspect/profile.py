@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import communicates
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
@@ -167,7 +168,7 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
 
 
 class _TimedWalk(Walk):
-    """Runs each op several times; all but random ones give the same each time."""
+    """Runs each op several times, which gives the same each time, and what communicates once, as other ranks do."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.measured: dict[fx.Node, tuple[float, int, int]] = {}  # seconds, FLOPs, bytes
@@ -181,7 +182,7 @@ class _TimedWalk(Walk):
         if node.op != "call_function":
             return super().computed(node)
         seconds = []
-        for _ in range(_REPEATS):
+        for _ in range(1 if communicates(target) else _REPEATS):
             set_cpu_state(state)
             start = perf_counter()
             made = target(*args, **kwargs)

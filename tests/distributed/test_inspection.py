@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import _get_work_registry_size
 from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
@@ -76,6 +77,9 @@ def _looks(rank: int, stage: int) -> None:
     assert ("comes from another process" if rank == 0 else "it came in with x") in report
     for against in ("eager", "float64"):
         assert step.verify(x, against=against).ok
+    assert (
+        _get_work_registry_size() == 0
+    )  # a collective that nobody waits for writes into memory that is free by then
     assert_same(before, step.values())
     expected = torch.stack([twin(batch(rank, index)).detach() for index in range(3)])
     assert_same(expected, step.many(torch.stack([batch(rank, index) for index in range(3)])).detach())
