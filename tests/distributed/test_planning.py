@@ -296,6 +296,37 @@ def test_copies_of_a_pipeline_are_planned():
     assert plan.predict(link_bytes_per_second={"dp": 1e9, "pp": 1e10}).step_seconds > 0
 
 
+class Uneven(Staged):
+    """Stages of other sizes, of which each gives other values to a norm, and to the search for infinities."""
+
+    def __init__(self, *, scaled: bool) -> None:
+        super().__init__(2, 2)
+        with torch.device("meta"):
+            self.model[1].append(nn.LayerNorm(16))
+        self.add_optimizer(torch.optim.SGD(self.model[1][2].parameters(), lr=0.1))
+        self.model[1].to(mg.GraphModule).set_stage(1)
+        if scaled:
+            self.set_grad_scaler(torch.amp.GradScaler("cpu"))
+        else:
+            self.config.detect_nonfinite()
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        return loss
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("options", [{"world_size": 2}, {"world_size": 4, "mesh": (2, 2), "zero": 1}])
+def test_stages_that_are_not_alike_have_one_norm(options: dict[str, Any], scaled: bool):
+    step = Uneven(scaled=scaled)
+    if "zero" in options:
+        step.config.enable_zero(stage=options["zero"], shard_min_size=64)
+    plan = step.plan(step.batch, **{name: item for name, item in options.items() if name != "zero"})
+    assert plan.predict().step_seconds > 0
+
+
 @pytest.mark.parametrize(
     "schedule", ["Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
 )
