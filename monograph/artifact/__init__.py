@@ -2,6 +2,6 @@
 
 In: a graph that was called. Out: files, and an `Artifact` that runs them. Imports `artifact/bounds`,
 `artifact/programs`, `artifact/schema`, `artifact/state`, `capture`, `capture/tensors`, `checkpoint`, `checkpoint/ranks`, `checkpoint/steps`,
-`compat/inductor`, `compiler`, `graph`, `internals`, `ir`, `ir/call`, `passes`, `plan`, `runnable`, `runtime`, `state`,
+`compat/inductor`, `compiler`, `graph`, `internals`, `ir`, `ir/call`, `ir/ops`, `passes`, `plan`, `runnable`, `runtime`, `state`,
 `state_dict`.
 """
