@@ -13,6 +13,7 @@ import pytest
 
 from monograph.distributed.planning.check import RankProgram, check_ranks
 from monograph.errors import DistributedError
+from monograph.ir.meta import add_label
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from tests.distributed.rank_programs import FAULTS, SETS, WORLD, Ranks, Writer, aten, c10d, faulty
@@ -86,3 +87,28 @@ def test_sums_may_go_with_scattered_sums():
     check_ranks(summed_beside_parts(is_same=True))
     with pytest.raises(DistributedError, match="the new b is one part of several"):
         check_ranks(summed_beside_parts(is_same=False))
+
+
+def gathered_by_stages(orders: list[list[str]]) -> Ranks:
+    """Ranks of a pipeline that each give numbers of their own to gathers of one form, which they know by these names."""
+
+    def program(rank: int, order: list[str]) -> Program:
+        writer = Writer()
+        for index, name in enumerate(order):
+            own = writer.input(f"w{rank}_{index}", Role.PARAM, 1)
+            begun = writer.op(c10d.all_gather_into_tensor.default, own, 2, WORLD, shape=(2,))
+            add_label(begun, name)
+            writer.outputs.append((writer.op(c10d.wait_tensor.default, begun), Role.USER, name))
+        return writer.finish()
+
+    groups = {WORLD: (0, 1)}
+    return {
+        rank: RankProgram(program(rank, order), groups, shares=False) for rank, order in enumerate(orders)
+    }
+
+
+def test_stages_gather_numbers_of_their_own_in_one_order():
+    check_ranks(gathered_by_stages([["norms", "infinities"], ["norms", "infinities"]]))
+    for other in (["infinities", "norms"], ["norms"], ["norms", "norms"]):
+        with pytest.raises(DistributedError, match="rank 1 would run other collectives"):
+            check_ranks(gathered_by_stages([["norms", "infinities"], other]))

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from monograph.distributed.pipeline.parts import check_sent
-from monograph.ir.meta import TensorMeta, value, write_op
+from monograph.ir.meta import TensorMeta, add_label, value, write_op
 from monograph.ir.ops.transfers import RECEIVE, SEND
 from monograph.layout import contiguous_stride
 from monograph.user_code.lines import Origin
@@ -105,8 +105,7 @@ class Writer:
         if item is None:
             item = self.op(_aten.empty.memory_format, ([*like.shape],), dense, f"{name}_room", phase)
             item.kwargs = {"dtype": like.dtype, "device": like.device}
-        begun = self.op(_c10d.broadcast.default, (item, rank, self.group), dense, f"{name}_begun", phase)
-        return self.wait(begun, phase)
+        return self._of_all(_c10d.broadcast.default, (item, rank, self.group), dense, name, phase)
 
     def from_each(
         self, own: Sequence[fx.Node], counts: Sequence[int], like: TensorMeta, name: str, phase: str
@@ -128,8 +127,7 @@ class Writer:
         )
         whole = replace(one, shape=(most * self.num_ranks,))
         args = (given, self.num_ranks, self.group)
-        begun = self.op(_c10d.all_gather_into_tensor.default, args, whole, f"{name}_begun", phase)
-        done = self.wait(begun, phase)
+        done = self._of_all(_c10d.all_gather_into_tensor.default, args, whole, name, phase)
         scalar = replace(like, shape=(), stride=())
         return [
             [
@@ -140,6 +138,14 @@ class Writer:
             ]
             for rank, count in enumerate(counts)
         ]
+
+    def _of_all(
+        self, target: Any, args: tuple[Any, ...], described: TensorMeta, name: str, phase: str
+    ) -> fx.Node:
+        """What a collective of all ranks gives. All label it by the same name, though each gives it a value of its own."""
+        begun = self.op(target, args, described, f"{name}_begun", phase)
+        add_label(begun, name)
+        return self.wait(begun, phase)
 
 
 @dataclass(frozen=True)

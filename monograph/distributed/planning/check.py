@@ -43,7 +43,8 @@ def check_ranks(ranks: Mapping[int, RankProgram]) -> None:
             message = f"rank {rank}: {error.message}"
             raise DistributedError(message, where=error.where, hint=error.hint) from error
         sizes = {name: len(members) for name, members in item.groups.items()}
-        steps[rank] = RankSteps(steps_of(item.program, partial(_size_of, sizes)), item.groups)
+        between = () if item.shares else tuple(item.groups)
+        steps[rank] = RankSteps(steps_of(item.program, partial(_size_of, sizes), between), item.groups)
     check_together(steps)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any, Final, TypeAlias
@@ -18,7 +18,7 @@ from monograph.distributed.programs.begun import VIEWS
 from monograph.distributed.programs.collectives import awaited_by
 from monograph.distributed.programs.transfers import SENDS, Transfer, transfer_of
 from monograph.ir.memory import is_view
-from monograph.ir.meta import computes, form, metas, output_nodes, value
+from monograph.ir.meta import computes, form, labels, metas, output_nodes, value
 from monograph.ir.ops.arithmetic import flops
 from monograph.ir.port import Role
 from monograph.ir.printer import short_target
@@ -86,9 +86,13 @@ class Steps:
     renewed: Mapping[str, str]
 
 
-def steps_of(program: Program, size_of: Callable[[str], int]) -> Steps:
-    """What a rank does in a step. `size_of` has the number of processes of a group by its name."""
-    reader = _Reader(size_of)
+def steps_of(program: Program, size_of: Callable[[str], int], between: Collection[str] = ()) -> Steps:
+    """What a rank does in a step. `size_of` has the number of processes of a group by its name.
+
+    `between` names the groups of ranks that have programs of their own, as the stages of a pipeline do: each gives values of
+    its own to a collective of these, which all know by the same label.
+    """
+    reader = _Reader(size_of, between)
     events = tuple(_together(reader.read(program, [port.path for port in program.inputs], "")))
     renewed = {
         port.path: reader.contents[node]
@@ -114,8 +118,8 @@ def _together(events: Iterator[Event]) -> Iterator[Event]:
 
 
 class _Reader:
-    def __init__(self, size_of: Callable[[str], int]) -> None:
-        self._size_of = size_of
+    def __init__(self, size_of: Callable[[str], int], between: Collection[str]) -> None:
+        self._size_of, self._between = size_of, between
         self._work: dict[fx.Node, Work] = {}
         self._parts: dict[str, Work | None] = {}
         self.contents: dict[fx.Node, str] = {}  # of the program that was read last
@@ -171,9 +175,12 @@ class _Reader:
         arguments = named_arguments(node.target, node.args, node.kwargs)
         if not transfers(node.target):
             (what,) = signature_of([node], tensor_of=form).collectives
-            given = () if name == _OF_ONE else (contents[item] for item in node.all_input_nodes)
-            sent = _digest(name, *given)
-            return Begin(key, str(what), sent, transfer_of(node, self._size_of))
+            transfer = transfer_of(node, self._size_of)
+            if transfer.group in self._between:
+                given = labels(node)
+            else:
+                given = () if name == _OF_ONE else tuple(contents[item] for item in node.all_input_nodes)
+            return Begin(key, str(what), _digest(name, *given), transfer)
         if "op_list" in arguments:
             lists: Any = [arguments[item] for item in ("op_list", "peer_list", "tag_list", "tensors")]
         else:

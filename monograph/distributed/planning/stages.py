@@ -17,7 +17,7 @@ from monograph.distributed.columns import STAGES_DIM
 from monograph.distributed.pipeline.bound import pipeline_of
 from monograph.distributed.pipeline.rank import of_rank
 from monograph.distributed.pipeline.spread import Spread
-from monograph.distributed.planning.events import Begin, Event, Steps, steps_of
+from monograph.distributed.planning.events import Steps, steps_of
 from monograph.distributed.planning.mesh import Mesh
 from monograph.distributed.planning.order import RankSteps
 from monograph.distributed.planning.partial import check_awaited
@@ -81,19 +81,12 @@ def plan_stages(
         plan = _plan_of(program, settings.plain()) if stage in chosen else None
         # all as they run, or all as they are cut: else some would have merged collectives, and others not
         program = plan.program if plan is not None and is_small else program
-        events = tuple(_of_a_stage(event, pipeline.group) for event in steps_of(program, group_size).events)
+        events = steps_of(program, group_size, {pipeline.group}).events
         groups = {name: mesh.like(ranks_in(name), rank) for name in (pipeline.group, *groups_in(program))}
         steps[rank] = RankSteps(Steps(events, {}), groups)  # each has state of its own
         if plan is not None:
             plans.append(rank_plan(rank, plan, steps[rank], mesh))
     return PlannedStages(tuple(plans), steps)
-
-
-def _of_a_stage(event: Event, stages: str) -> Event:
-    """An event as all stages have it: to a collective of their group, such as that of a norm, each gives values of its own."""
-    if isinstance(event, Begin) and event.transfer.group == stages:
-        return replace(event, content="")
-    return event
 
 
 def _plan_of(program: Program, settings: Settings) -> Plan:
