@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from monograph.errors import CaptureError, MonographError, SignatureError, is_named
 from monograph.ir.call.misfit import misfit
@@ -74,11 +75,29 @@ def _made_of_both(kind: type[Exception]) -> type[SignatureError]:
     is_ours = issubclass(kind, MonographError)
     bases = (kind, SignatureError) if is_ours else (SignatureError, kind)
     try:
-        return type(
+        made = type(
             kind.__name__ if is_ours else "SignatureError", bases, {"__module__": SignatureError.__module__}
         )
     except TypeError:  # C has made it, and its objects have another layout
         return SignatureError
+    copyreg.pickle(made, _reduced)  # it has no name of its own
+    return made
+
+
+def _reduced(error: SignatureError) -> tuple[Any, ...]:
+    kind = next(base for base in type(error).__bases__ if base is not SignatureError)
+    return _of_both, (_as(kind, error),)
+
+
+def _of_both(error: Exception) -> Exception:
+    return _as(_kind_of_both(type(error)), error)
+
+
+def _as(kind: type[Any], error: Exception) -> Exception:
+    """An error of this kind with the same content."""
+    made: Exception = kind.__new__(kind, *error.args)
+    made.__dict__.update(error.__dict__)
+    return made
 
 
 def _of_padding(error: MonographError, call: Call) -> str:

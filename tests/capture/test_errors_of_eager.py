@@ -118,6 +118,23 @@ def test_a_failed_capture_is_an_error_of_eagers_kind_too() -> None:
     assert str(again) == str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_the_error_of_a_later_call_is_sent_as_it_is(kind: type[Exception]) -> None:
+    def build(x: Tensor) -> Tensor:
+        if kind is ValueError and x.shape[1] > 3:
+            raise ValueError("too wide")
+        return x @ torch.ones(3, 2)
+
+    step = mg.trace(build)
+    step(torch.ones(2, 3))
+    with pytest.raises(kind) as caught:
+        step(torch.ones(3, 5))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is type(caught.value)
+    assert isinstance(again, mg.SignatureError) is isinstance(caught.value, mg.SignatureError)
+    assert (str(again), again.args) == (str(caught.value), caught.value.args)
+
+
 def parameter(x: Tensor) -> Tensor:
     return torch.distributions.Normal(x, x).mean
 
