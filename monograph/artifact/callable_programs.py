@@ -70,7 +70,7 @@ class StoredSignature(Displayed):
     @property
     def draws(self) -> bool:
         """True if a call draws random numbers."""
-        return any(draws(node) for item in self.programs for node in item.smallest.program.ops())
+        return any(any(map(draws, item.smallest.program.ops())) for item in self.programs)
 
     @property
     def changes_state(self) -> bool:

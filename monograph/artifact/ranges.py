@@ -34,13 +34,8 @@ def _packed(
     try:
         return [_template(sampled, points([(low, high) for _, low, high in dims]), dims)]
     except NoTemplateError as error:
-        for index, parts in _in_parts(sampled, dims, declared):
-            others = list(dims)
-            return [
-                program
-                for part in parts
-                for program in _packed(sampled, [*others[:index], part, *others[index + 1 :]], declared)
-            ]
+        if parts := next(_in_parts(sampled, dims, declared), ()):
+            return [program for part in parts for program in _packed(sampled, part, declared)]
         shown = ", ".join(f"{name} from {low} to {high}" for name, low, high in dims)
         raise NotOneProgram(
             f"the step is not the same program for {shown}: {error}",
@@ -50,19 +45,25 @@ def _packed(
 
 def _in_parts(
     sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range], declared: Sequence[Range]
-) -> Iterator[tuple[int, tuple[Range, Range]]]:
-    """Which range to part, by its index, and into what: torch omits ops for sizes of 1, and a slice of all of a table."""
-    for index, (name, low, high) in enumerate(dims):
+) -> Iterator[tuple[Sequence[Range], Sequence[Range]]]:
+    """The ranges with one of them in two parts: torch omits ops for sizes of 1, and a slice of all of a table."""
+
+    def parted(index: int, last: int) -> tuple[Sequence[Range], Sequence[Range]]:
+        name, low, high = dims[index]
+        before, after = dims[:index], dims[index + 1 :]
+        return [*before, (name, low, last), *after], [*before, (name, last + 1, high), *after]
+
+    for index, (_, low, high) in enumerate(dims):
         if low < high == declared[index][2]:
             sizes = [low for _, low, _ in dims]
-            last = [(*sizes[:index], size, *sizes[index + 1 :]) for size in (high - 1, high)]
+            largest = [(*sizes[:index], size, *sizes[index + 1 :]) for size in (high - 1, high)]
             try:
-                _template(sampled, last, dims)
+                _template(sampled, largest, dims)
             except NoTemplateError:
-                yield index, ((name, low, high - 1), (name, high, high))
-    for index, (name, low, high) in enumerate(dims):
+                yield parted(index, high - 1)
+    for index, (_, low, high) in enumerate(dims):
         if low == 1 < high:
-            yield index, ((name, 1, 1), (name, 2, high))
+            yield parted(index, 1)
 
 
 def _template(

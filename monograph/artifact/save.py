@@ -155,12 +155,10 @@ def _look_at_mode(name: str, step: Step, owned: Owned) -> None:
     """Warn of a graph without optimizer whose modules train: of dropout that stays, of statistics that move."""
     if owned.optimizers or not any(module.training for module in owned.named_modules().values()):
         return
-    is_random = any(map(draws, step.program.ops()))
-    moved = [port.path for _, port in step.program.updates()]
-    if is_random or moved:
-        what = ["draws random numbers"] * is_random + [f"changes {', '.join(moved[:_NUM_SHOWN])}"] * bool(
-            moved
-        )
+    what = ["draws random numbers"] * any(map(draws, step.program.ops()))
+    if moved := [port.path for _, port in step.program.updates()]:
+        what.append(f"changes {', '.join(moved[:_NUM_SHOWN])}")
+    if what:
         warn_at_user_line(
             f"{name} is saved as it was called in train() mode: it {' and '.join(what)}; if it is to predict, call "
             "model.eval(), then the graph, and save it before model.train()"

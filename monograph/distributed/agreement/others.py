@@ -88,7 +88,12 @@ class Unbuilt:
 
     def failure(self, name: str) -> DistributedError:
         """What others raise that wait for this rank, by its name."""
-        return DistributedError(f"{name} could not build its step: {self.error}", hint=RESTART)
+        return unbuilt(name, self.error)
+
+
+def unbuilt(name: str, why: str) -> DistributedError:
+    """What others raise that wait for a rank of this name, which has no build."""
+    return DistributedError(f"{name} could not build its step: {why}", hint=RESTART)
 
 
 @dataclass(frozen=True)
@@ -176,9 +181,9 @@ class Others:
             failed = (f"{named([rank])} failed {places[rank]}: {found[rank].error}" for rank in own)
             return DistributedError("; ".join(failed), hint=RESTART)
         unheard = [rank for rank in self._numbers() if notes[rank] is None]
-        unbuilt = [(rank, place.unbuilt) for rank in unheard if (place := places[rank]) and place.unbuilt]
-        if unbuilt:
-            return Unbuilt(unbuilt[0][0], 1, unbuilt[0][1]).failure(named([unbuilt[0][0]]))
+        for rank in unheard:
+            if (place := places[rank]) is not None and place.unbuilt:
+                return unbuilt(named([rank]), place.unbuilt)
         if gone := [rank for rank in unheard if before.beats[rank] == after.beats[rank]]:
             return DistributedError(
                 f"{named(gone)} {_are(gone)} gone or stopped: {self._lasts(gone, places)}", hint=WAITED

@@ -36,14 +36,13 @@ def _is_recorded_number(item: Any) -> bool:
 
 
 def _moved(before: Any, now: Any) -> bool:
-    moves = issubclass(type(before), Moves)
     if type(now) in NUMBERS:  # an int may have become a float
-        if moves and before.kind in NUMBERS:
+        if issubclass(type(before), Moves) and before.kind in NUMBERS:
             return True
         if type(before) in NUMBERS:
             return not same(before, now)
-    if moves:  # it may also be a tensor that each step puts there
-        return bool(before.fits(now)) and MovesInside.of(now) is not None
+    if issubclass(type(before), MovesInside):
+        return bool(before.fits(now))
     return type(now) is type(before) and not same(before, now) and _replaced(before, now)
 
 
