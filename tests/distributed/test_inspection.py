@@ -77,9 +77,7 @@ def _looks(rank: int, stage: int) -> None:
     assert ("comes from another process" if rank == 0 else "it came in with x") in report
     for against in ("eager", "float64"):
         assert step.verify(x, against=against).ok
-    assert (
-        _get_work_registry_size() == 0
-    )  # a collective that nobody waits for writes into memory that is free by then
+    assert _get_work_registry_size() == 0  # no collective is left that nobody has waited for
     assert_same(before, step.values())
     expected = torch.stack([twin(batch(rank, index)).detach() for index in range(3)])
     assert_same(expected, step.many(torch.stack([batch(rank, index) for index in range(3)])).detach())
