@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.distributed.ops import communicates
+from monograph.compat.distributed.ops import awaited, communicates
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
@@ -185,7 +185,7 @@ class _TimedWalk(Walk):
         for _ in range(1 if communicates(target) else _REPEATS):
             set_cpu_state(state)
             start = perf_counter()
-            made = target(*args, **kwargs)
+            made = awaited(target, target(*args, **kwargs))
             _finish(made)
             seconds.append(perf_counter() - start)
         read = [item.nbytes for item in tensors_in([*args, *kwargs.values()])]

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from monograph.compat.amp import without_autocast
+from monograph.compat.distributed.ops import awaited
 from monograph.compat.ops import OpOverload, packet_name
 from monograph.ir.meta import TensorMeta, compute_nodes, grad_mode, output_nodes, value
 from monograph.ir.program import Program
@@ -85,8 +86,8 @@ class Walk:
         return item
 
     def computed(self, node: fx.Node) -> Any:
-        """What an op gives."""
-        return self._interpreter.run_node(node)
+        """What an op gives. A collective is waited for at once: values can be looked at, and a walk may end anywhere."""
+        return awaited(node.target, self._interpreter.run_node(node))
 
     def next(self) -> fx.Node | None:
         """The op that would run now; None at the end."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.distributed.ops import awaited, communicates
 from monograph.compat.ops import is_random
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import TensorMeta, value
@@ -39,8 +40,10 @@ class Float64Walk(Walk):
             return self._in_own_type(node)
         args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), self._wide_argument)
         try:
-            return fx.node.map_aggregate(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
+            return self._called(node, args, kwargs)
         except (RuntimeError, NotImplementedError):
+            if communicates(node.target):
+                raise  # other ranks take part in it once
             self.narrow.append(node)
             return self._in_own_type(node)
 
@@ -54,7 +57,12 @@ class Float64Walk(Walk):
             return _as_described(self.values[item], value(item)) if isinstance(item, fx.Node) else item
 
         args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), narrowed)
-        return fx.node.map_aggregate(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
+        return self._called(node, args, kwargs)
+
+    @staticmethod
+    def _called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        made = awaited(node.target, node.target(*args, **kwargs))  # type: ignore[operator]
+        return fx.node.map_aggregate(made, _wide)
 
 
 def _as_described(item: Any, described: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import time
 from functools import partial
@@ -14,12 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import _get_work_registry_size
 from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
 from tests.distributed.processes import Group
-from tests.distributed.training import Case, Wrong, assert_right, local
+from tests.distributed.training import Case, Wrong, assert_right, local, num_unawaited
 from tests.support import assert_same
 
 NAN = float("nan")
@@ -71,17 +71,29 @@ def _looks(rank: int, stage: int) -> None:
     assert min(step.memory(x).peak_bytes, step.memory(x).state_bytes) > 0
     assert any("reduce" in op.op for op in step.profile(x).ops)
     walk = step.replay(x)
-    walk.run()
+    _walked(walk)
     assert step.find_nonfinite(x).found is None
     report = str(step.find_nonfinite(x * NAN if rank == 1 else x))
     assert ("comes from another process" if rank == 0 else "it came in with x") in report
     for against in ("eager", "float64"):
         assert step.verify(x, against=against).ok
-    assert _get_work_registry_size() == 0  # no collective is left that nobody has waited for
+    assert num_unawaited() == 0
     assert_same(before, step.values())
     expected = torch.stack([twin(batch(rank, index)).detach() for index in range(3)])
     assert_same(expected, step.many(torch.stack([batch(rank, index) for index in range(3)])).detach())
     assert_same(twin.values(), step.values())
+
+
+def _walked(walk: Any) -> None:
+    """It can be left after any op, and what a collective gives is what its wait gives."""
+    made = {}
+    while (op := walk.op) is not None:
+        walk.step()
+        assert num_unawaited() == 0
+        made[op.name] = copy.deepcopy(walk.value(op.name))
+    assert any("wait_tensor" in name for name in made)
+    for name, value in made.items():
+        assert_same(value, walk.value(name), name)
 
 
 def _moved_on(rank: int) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import monograph as mg
 from tests.distributed.processes import Group, on_ranks
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, Eager, Extras, Step, compare, frozen, tied
-from tests.distributed.training import Case, Wrong, assert_right
+from tests.distributed.training import Case, Wrong, assert_right, num_unawaited
 from tests.support import assert_same
 
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
@@ -35,7 +35,7 @@ def _four_stages(schedule: str, optimizer: str = "adamw", extras: Extras | None 
 
 def _no_more(step: Step) -> None:
     """Nothing is left that somebody has begun and nobody waits for."""
-    assert torch._C._distributed_c10d._get_work_registry_size() == 0
+    assert num_unawaited() == 0
 
 
 def _refused(

@@ -24,7 +24,7 @@ from monograph.ir.meta import form
 from monograph.ir.port import Role
 from tests.distributed.processes import on_ranks
 from tests.distributed.staged import IMAGES, MICRO_BATCHES, Extras, Step, Task, compare, frozen, tied, whole
-from tests.distributed.training import Case, Wrong, assert_right, run_cases
+from tests.distributed.training import Case, Wrong, assert_right, num_unawaited, run_cases
 from tests.support import assert_same
 
 EVERY = Extras(clip=0.3, scaled=True, averaged=True, infinite_in=(1, 2))
@@ -38,13 +38,13 @@ def _mesh() -> Any:
 def _copies(task: Task, schedule: str, optimizer: str, extras: Extras | None = None) -> Case:
     def case(_rank: int) -> None:
         compare(task, optimizer, schedule, _mesh().get_local_rank("pp"), extras, mesh=_mesh())
-        assert torch._C._distributed_c10d._get_work_registry_size() == 0
+        assert num_unawaited() == 0
 
     return case
 
 
 def _no_more(_step: Step) -> None:
-    assert torch._C._distributed_c10d._get_work_registry_size() == 0
+    assert num_unawaited() == 0
 
 
 def _step(extras: Extras, mesh: Any = None, zero: int | None = None) -> Step:

@@ -57,6 +57,11 @@ def assert_right(case: str, found: Wrong) -> None:
     assert not wrong, wrong
 
 
+def num_unawaited() -> int:
+    """How many collectives, sends and receives have begun that nobody has waited for."""
+    return int(torch._C._distributed_c10d._get_work_registry_size())
+
+
 class Trained:
     """A model with its optimizer and a learning rate that moves."""
 

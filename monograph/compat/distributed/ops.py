@@ -37,6 +37,17 @@ def waits(target: Any) -> bool:
     return communicates(target) and target._opname == "wait_tensor"
 
 
+def awaited(target: Any, made: Any) -> Any:
+    """What an op made, once it is there: a collective is waited for where it begins.
+
+    What is sent and received stays under way: two ranks that each send first would wait for each other.
+    """
+    if communicates(target) and not waits(target) and not transfers(target):
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            torch.ops._c10d_functional.wait_tensor.default(tensor)
+    return made
+
+
 def reads_until_awaited(target: Any) -> bool:
     """True for collectives that read their arguments until they are waited for.
 
