@@ -11,6 +11,7 @@ import numpy as np
 from monograph.recompute.problem import Numbers, Problem
 from monograph.recompute.schedule import Schedule
 
+MOVES_OF_A_UNIT: Final = 3  # at most
 _BUCKETS: Final = 1024  # of the time axis
 _SMALL: Final = 8  # what is this many times smaller than what is freed for it may be held instead
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -10,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from monograph.recompute.exact import FEW, all_schedules
-from monograph.recompute.moves import Excess, Move, moves
+from monograph.recompute.moves import MOVES_OF_A_UNIT, Excess, Move, moves
 from monograph.recompute.problem import Problem
 from monograph.recompute.schedule import Schedule, Scheduler
 from monograph.recompute.segments import segmented
@@ -23,6 +24,10 @@ _LAST_STEP: Final = 128
 _TOGETHER: Final = 12  # moves that are made at once
 _PUT_BACK: Final = 200  # units that are looked at, at most, whether they need not be dropped
 _FAILURES: Final = 40  # moves that are tried in vain before a target is given up
+_MOST_MOVES: Final = (
+    100_000  # that a quick search looks at: two seconds; the models of the benchmarks need 6,000
+)
+_BYTES_FOR_A_MOVE: Final = 64  # of a peak: a small one is not worth a long search
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class _Search:
             self.problem.useful, key=lambda index: (-self.seconds[index], self.problem.units[index].position)
         )
         self._tries = _TRIES
+        self._moves_left = math.inf
 
     def schedules(self) -> Iterator[Schedule]:
         """All that are worth a look."""
@@ -118,6 +124,7 @@ class _Search:
     def quickly(self, start: Schedule, most_seconds: float, step: int) -> Schedule:
         """What is found in large steps, and then in smaller ones, for at most so much more time than a start."""
         now, least = start, max(1, start.peak // _LAST_STEP)
+        self._moves_left = min(_MOST_MOVES, start.peak // _BYTES_FOR_A_MOVE)
         while step >= least:
             found = self._down(now, now.peak - step)
             if found is None or found.seconds - start.seconds > most_seconds:
@@ -127,9 +134,12 @@ class _Search:
         return self._put_back(now, now.peak)
 
     def _down(self, now: Schedule, target: int, without: int = -1) -> Schedule | None:
-        """Drop more until the peak is within the target, or less where that helps; None if nothing does."""
+        """Drop more until the peak is within the target, or less where that helps; None if nothing does in time."""
         failed: set[tuple[int, ...]] = set()
         while now.peak > target:
+            if self._moves_left <= 0:
+                return None
+            self._moves_left -= len(self.problem.useful) * MOVES_OF_A_UNIT
             excess, above = Excess(now.held, target), _above(now, target)
             ranked = moves(self.problem, self.seconds, now, excess, failed) if len(failed) < _FAILURES else ()
             batch = _batch((move for move in ranked if without not in move.units), excess)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,12 +18,14 @@ from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.plan.check import check_plan
 from monograph.plan.plan import make_plan, over_arguments
+from monograph.recompute import solve
 from monograph.recompute.exact import best_within
+from monograph.recompute.moves import Move, moves
 from monograph.recompute.problem import Problem, problem_of
 from monograph.recompute.recompute import Recompute, peak_of
 from monograph.recompute.rewrite import rewritten
 from monograph.recompute.schedule import Schedule, Scheduler
-from monograph.recompute.solve import searched
+from monograph.recompute.solve import least_within, searched
 from monograph.settings import MemoryBudget
 from tests.recompute.drawn import drawn_seconds, programs, run, step_of, steps
 from tests.support import assert_same
@@ -51,6 +54,25 @@ def test_bytes_are_those_of_the_plan_but_for_new_state(program):
     new = sum(1 for _ in problem_of(program).renewed)
     planned = over_arguments(make_plan(program)).memory.peak_bytes
     assert planned - new * 64 <= peak_of(program) <= planned
+
+
+def test_a_quick_search_ends_in_time(monkeypatch):
+    """What a step with many small values could save is not worth a search as long as that for large ones."""
+    problem = problem_of(step_of(Random(0), 200))
+    looked = [0]
+
+    def counted(*args: Any) -> list[Move]:
+        looked[0] += 1
+        return moves(*args)
+
+    monkeypatch.setattr(solve, "moves", counted)
+    seconds = [1.0] * len(problem.units)
+    whole = Scheduler(problem, seconds).schedule(())
+    found = least_within(problem, seconds, 40.0)
+    assert found.peak < whole.peak
+    assert found.seconds <= whole.seconds + 40
+    rounds = whole.peak // 64 // (3 * len(problem.useful))
+    assert 0 < looked[0] <= 2 * (rounds + 1)
 
 
 def random_budgets(program: Program, data: st.DataObject) -> None:
