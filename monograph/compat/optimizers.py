@@ -9,13 +9,13 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
 
 from monograph.compat.distributed.tensors import is_sharded
-from monograph.compat.modes import is_tracing
+from monograph.compat.modes import is_tracing, outside_of_modes
 from monograph.compat.patching import replace_here, replaced
 from monograph.compat.symbolic_numbers import is_symbolic
 
@@ -33,6 +33,20 @@ NOTES_IN_OPTIMIZERS = frozenset(
         "found_inf",
     }
 )
+
+
+@cache
+def attributes_of_optimizers() -> frozenset[str]:
+    """What torch keeps in every optimizer. Not made at import: an optimizer brings Dynamo along."""
+
+    class Plain(torch.optim.Optimizer):
+        # torch puts a wrapper around the `step` of the class of each optimizer that is made: around this one, not its own
+        def step(self, closure: Any = None) -> Any:
+            raise NotImplementedError
+
+    with outside_of_modes():  # asked for in the middle of a trace
+        found = frozenset(vars(Plain([torch.zeros(1)], {})))
+    return found - {"defaults"} | NOTES_IN_OPTIMIZERS | {"step"}
 
 
 # attributes of a scheduler, and entries of its state dict: how often it has stepped, its present rates, and those that

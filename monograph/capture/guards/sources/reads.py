@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -20,15 +19,13 @@ from monograph.capture.guards.sources.hidden import behind_proxy
 from monograph.capture.guards.sources.libraries import is_watched
 from monograph.capture.guards.sources.overlay import Overlay, Patch, put_on, real_attributes_of, taken_off
 from monograph.capture.guards.sources.values import CONTAINERS, is_namespace, is_plain, items_of
-from monograph.compat.modes import outside_of_modes
 from monograph.compat.modules import MODULE_TABLES, SUBMODULES
-from monograph.compat.optimizers import NOTES_IN_OPTIMIZERS
+from monograph.compat.optimizers import attributes_of_optimizers
 from monograph.state.find import Owned
 from monograph.state.snapshot import Snapshot
 
 # what torch keeps for itself in every module and optimizer: state and hooks, which are guarded apart
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
-_BESIDES_IN_OPTIMIZERS = NOTES_IN_OPTIMIZERS | {"step"}
 MISSING = object()
 _NOT_WATCHED = (torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
 _WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # give all attributes away
@@ -230,22 +227,9 @@ class Reads:
         if isinstance(owner, nn.Module):
             return name not in _OF_MODULES
         if isinstance(owner, Optimizer):
-            return name not in _of_optimizers() and not type(owner).__module__.startswith("torch.optim")
+            of_torch = type(owner).__module__.startswith("torch.optim")
+            return name not in attributes_of_optimizers() and not of_torch
         return True
-
-
-class _Plain(Optimizer):
-    """Torch puts a wrapper around the `step` of the class of each optimizer that is made: around this one, not its own."""
-
-    def step(self, closure: Any = None) -> Any:
-        raise NotImplementedError
-
-
-@cache
-def _of_optimizers() -> frozenset[str]:
-    """What torch keeps in every optimizer. Not made at import: an optimizer brings Dynamo along."""
-    with outside_of_modes():  # asked for in the middle of a trace
-        return frozenset(vars(_Plain([torch.zeros(1)], {}))) - {"defaults"} | _BESIDES_IN_OPTIMIZERS
 
 
 @contextmanager
@@ -255,7 +239,7 @@ def record_reads(
     """Record reads and writes of attributes of modules, of the graph, its optimizers, and of objects they hold."""
     thread = threading.get_ident()
     if owned.optimizers:
-        _of_optimizers()  # made before the trace: its code is none of the step's
+        attributes_of_optimizers()  # made before the trace: its code is none of the step's
     with ExitStack() as stack:
         reads, spied = Reads(overlay), set()
         own = {id(module) for module in modules.values()}
