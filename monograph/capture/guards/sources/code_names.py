@@ -44,6 +44,7 @@ class CodeNames:
 
     `whole` if it may make a text of an object, or compare two objects: C code does that without any name.
     `handed_on` are arguments that it looks for as they are given, `getattr(item, name)`: their values are names.
+    `asked` are the texts that it does look for: `getattr(item, "depth")`, a pattern `Model(depth=depth)`.
     """
 
     attributes: frozenset[str]
@@ -55,6 +56,13 @@ class CodeNames:
     computed: bool
     whole: bool
     handed_on: frozenset[str]
+    asked: frozenset[str]
+
+    def may_look_for(self, name: str, constant: Any) -> bool:
+        """True if a constant of the code, which no code takes for a name that is made up, lets it look for an attribute."""
+        if self.computed:
+            return name in str(constant)  # a text may spell it in many ways
+        return name in self.asked or any(name in attributes_in_format(text) for text in _texts(constant))
 
 
 _known: dict[int, tuple[CodeType, CodeNames]] = {}  # a cache: by id of the code, which it keeps alive
@@ -66,6 +74,11 @@ def names_of(code: CodeType) -> CodeNames:
     if found is None:
         found = _known[id(code)] = (code, _names_of(code))
     return found[1]
+
+
+def looks_by_name(value: object, name: object) -> bool:
+    """True for `getattr` and the like under another `name`: code that calls it by that looks for names that it does not spell."""
+    return id(value) in _COMPUTING and not (type(name) is str and name in _COMPUTES)
 
 
 def is_computing(name: str, value: object) -> bool:
@@ -81,6 +94,7 @@ def _names_of(code: CodeType) -> CodeNames:
     stored: set[str] = set()
     keys: set[str] = set()
     spelled_by: set[str] = set()
+    asked: set[str] = set()
     computed = whole = False
     kept, handed_on = _kept_arguments(code, instructions), set[str]()
     for index, item in enumerate(instructions):
@@ -96,13 +110,15 @@ def _names_of(code: CodeType) -> CodeNames:
                     handed_on.add(second.argval)
                 elif second is not None and second.opname == "LOAD_GLOBAL":
                     spelled_by.add(second.argval)
+                elif second is not None:
+                    asked.add(second.argval)
                 computed |= second is None
             computed |= name in _COMPUTES or name in _BUILTINS
         elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "DELETE_ATTR"):
             attributes.add(name)
-            asked = _asked_of(kept, instructions[index + 1 :]) if name == "__getattr__" else ""
-            handed_on.update((asked,) if asked else ())
-            computed |= name in _COMPUTES and name != "eval" and not asked  # eval() sets a mode of modules
+            given = _asked_of(kept, instructions[index + 1 :]) if name == "__getattr__" else ""
+            handed_on.update((given,) if given else ())
+            computed |= name in _COMPUTES and name != "eval" and not given  # eval() sets a mode of modules
             if name == "__dict__":
                 key = _constant_key(instructions, index)
                 keys.update(() if key is None else (key,))
@@ -115,6 +131,7 @@ def _names_of(code: CodeType) -> CodeNames:
             computed |= name in _BUILTINS
         elif operation == "MATCH_CLASS":
             computed |= bool(item.arg)  # patterns by position: the names are in __match_args__
+            asked.update(_texts(instructions[index - 1].argval))
         elif operation in ("LOAD_CONST", "RETURN_CONST"):
             attributes.update(_spelled(name))
     return CodeNames(
@@ -127,6 +144,7 @@ def _names_of(code: CodeType) -> CodeNames:
         computed,
         whole,
         frozenset(handed_on),
+        frozenset(asked),
     )
 
 
@@ -151,24 +169,39 @@ def _asked_of(kept: frozenset[str], following: Sequence[dis.Instruction]) -> str
 
 def _spelled(constant: Any) -> Iterator[str]:
     """The names that a constant may spell: `"depth"`, `("depth", "width")`, `"{0.depth}"`."""
+    for text in _texts(constant):
+        if text.isidentifier():
+            yield text
+        elif "{" in text or "." in text:
+            yield from filter(str.isidentifier, text.split("."))
+            for field in _fields(text):
+                yield from filter(str.isidentifier, field.replace("[", ".").replace("]", "").split("."))
+
+
+def _texts(constant: Any) -> Iterator[str]:
+    """The texts in a constant: itself, or those in a tuple or a set."""
     if isinstance(constant, str):
-        if constant.isidentifier():
-            yield constant
-        elif "{" in constant or "." in constant:
-            yield from _in_format(constant)
+        yield constant
     elif isinstance(constant, (tuple, frozenset)):
         for item in constant:
-            yield from _spelled(item)
+            yield from _texts(item)
 
 
-def _in_format(text: str) -> Iterator[str]:
-    yield from filter(str.isidentifier, text.split("."))
+def attributes_in_format(text: str) -> Iterator[str]:
+    """The attributes that `format` looks for: `"{0.depth}"`."""
+    for field in _fields(text):
+        yield from re.findall(r"\.([^\W\d]\w*)", field)
+
+
+def _fields(text: str) -> Iterator[str]:
+    """What stands in the braces of a text, and in braces inside of those; nothing if it is no format."""
     try:
-        fields = [field for _, field, _, _ in Formatter().parse(text) if field]
-    except ValueError:  # no format
+        found = [(field, inner) for _, field, inner, _ in Formatter().parse(text) if field is not None]
+    except ValueError:
         return
-    for field in fields:
-        yield from filter(str.isidentifier, field.replace("[", ".").replace("]", "").split("."))
+    for field, inner in found:
+        yield field
+        yield from _fields(inner or "")
 
 
 def _constant_key(instructions: Sequence[dis.Instruction], index: int) -> str | None:

@@ -23,6 +23,7 @@ from monograph.capture.guards.sources.attributes import (
     isinstance_of,
     slots_of,
 )
+from monograph.capture.guards.sources.code_names import attributes_in_format, looks_by_name
 from monograph.capture.guards.sources.hidden import Probe, held_in_array, reader_of
 from monograph.capture.guards.sources.libraries import is_library_module, is_tracing
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Kind, Slots
@@ -56,6 +57,7 @@ class Objects:
         self.ways: dict[int, set[Any]] = {}  # by id of a list or dict: sources and keys that lead to it
         self.caches: list[tuple[Any, str]] = []  # of functools, with the labels of their functions
         self.has_iterators = False  # which hold lists that nothing else may show
+        self.has_lookups = False  # `getattr` and the like, which code may call by another name
         self.handed, self.weak = Handed(recorded, self.known), WeaklyHeld(owner)
         self.parts = CParts(recorded, self.visit)
         self.classes = Classes(recorded, self.parts, self.weak, self.known)
@@ -72,9 +74,12 @@ class Objects:
         handed = self.handed.is_open if way is None else self.handed.owner(way[0]) is not None
         if not handed:
             self.handed.drop(value)
+        if type(value) is str and "{" in value:
+            self._recorded.make_up(attributes_in_format(value))
         if is_immutable(value) or id(value) in self.known:
             return
         self.known[id(value)] = value
+        self.has_lookups |= looks_by_name(value, "" if way is None else way[1])
         if handed:
             self.handed.note(value)
         kind = type(value)

@@ -81,6 +81,7 @@ class Reach:
         self.unguarded: dict[str, Origin] = {}
         self.keys: set[str] = set()  # with which code uses the dict of some object
         self._libraries: set[int] = set()  # ids of codes
+        self._looks_by_names = False
 
     def _follow(self, value: Any, label: str, way: Way) -> None:
         self._asked.may_ask(value)
@@ -132,6 +133,11 @@ class Reach:
     def has_iterators(self) -> bool:
         """True if there are iterators, which hold lists that nothing else may show."""
         return self._objects.has_iterators
+
+    @property
+    def looks_by_names(self) -> bool:
+        """True if code of the user's that ran may look for attributes under names that it does not spell."""
+        return self._looks_by_names or self._objects.has_lookups
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
@@ -225,6 +231,10 @@ class Reach:
                 is_computing(name, frame.f_globals.get(name)) for name in names.globals | names.attributes
             )
             self._take_own(code, frame.f_globals, names)
+            if not is_installed_file(code.co_filename):
+                computed |= self._objects.has_lookups
+                self._looks_by_names |= computed
+                self.seen(code, map(frame.f_globals.get, names.globals if computed else ()))
         if names.handed_on and not computed:
             return Verdict.AGAIN
         return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN
