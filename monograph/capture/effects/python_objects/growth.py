@@ -25,6 +25,7 @@ from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Content, Source
 from monograph.capture.guards.sources.reach.reach import Reach
+from monograph.capture.guards.sources.reads import Reads
 from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
@@ -63,13 +64,13 @@ class Growth:
         yield from objects_in(leaf for record in self.records.values() for leaf in record.leaves)
 
 
-def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
+def grown_lists(reach: Reach, reads: Reads) -> Iterator[tuple[Content, list[Any]]]:
     """The lists that only grew, each with what was added, if the step could read none of what they hold."""
     for source in reach.sources:
         if isinstance(source, Content) and type(source.content) is list:
             before, now = list(source.recorded.values()), list(source.content)
             kept = all(a is b for a, b in zip(before, now, strict=False))
-            if kept and len(now) > len(before) and is_only_added_to(source.content, reach):
+            if kept and len(now) > len(before) and is_only_added_to(source.content, reach, reads):
                 yield source, now[len(before) :]
 
 
@@ -95,14 +96,14 @@ class Grown:
 
 
 def collect_growth(
-    reach: Reach, inputs: Inputs, overlay: Overlay, written: Written, put: Sequence[Changed]
+    reach: Reach, reads: Reads, inputs: Inputs, overlay: Overlay, written: Written, put: Sequence[Changed]
 ) -> Grown:
     """Take what was added out of the lists again. `written` makes the write of a number that moves.
 
     `put` are attributes that the step sets to a container or an object, and does not read.
     """
     grown = Grown([], [], [])
-    longer = list(grown_lists(reach))
+    longer = list(grown_lists(reach, reads))
     given = [*(item.fake for item in inputs.items), *inputs.by_real.values()] if longer or put else []
     own = {storage_key(item) for item in given if has_memory(item)}
     places = Counter(changeable([*(item for _, added in longer for item in added), *(c.value for c in put)]))
@@ -143,10 +144,10 @@ def collect_growth(
     return grown
 
 
-def collect_constant_growth(reach: Reach, overlay: Overlay, micro_batches: int) -> Grown:
+def collect_constant_growth(reach: Reach, reads: Reads, overlay: Overlay, micro_batches: int) -> Grown:
     """Take what a micro-batch added out of the lists to which it added constants alone: the others add the same."""
     grown = Grown([], [], [])
-    for source, added in grown_lists(reach):
+    for source, added in grown_lists(reach, reads):
         content = source.content
         if overlay.of(content) is content and all(map(is_immutable, added)):
             grown.found.append(Growth(source.label, content, added, frozenset(), {}, micro_batches))

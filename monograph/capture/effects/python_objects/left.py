@@ -56,12 +56,12 @@ class LeftInObjects:
         With several micro-batches only what they all do alike is taken; the rest stays, and is refused.
         """
         if micro_batches > 1:
-            self.grown = collect_constant_growth(self._reach, self._overlay, micro_batches)
+            self.grown = collect_constant_growth(self._reach, reads, self._overlay, micro_batches)
             return
         outputs = self._side_effects.state_outputs
         found = self._numbers_written(reads)
         put = list(self._side_effects.values.only_put(reads))
-        self.grown = collect_growth(self._reach, self._inputs, self._overlay, self._written, put)
+        self.grown = collect_growth(self._reach, reads, self._inputs, self._overlay, self._written, put)
         carried = self._side_effects.tensors.carried
         carried.update(item.label for item in self.grown.found if isinstance(item, SetRecord))
         outputs += self.grown.state_outputs

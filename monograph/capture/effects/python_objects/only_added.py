@@ -1,9 +1,10 @@
 """Is a list only added to? That follows from the code that ran.
 
-A list can be got at through the places that hold it. If the one place is an attribute, a global or the variable of a
-closure, each piece of code that ran and spells its name must do one thing with what it finds there: call its `append` or
-`extend`. If it is an entry of a dict, that holds for the name of the dict, of which each piece of code must take one entry
-and add to it.
+A list can be got at through the places that hold it. If the one place is an attribute of an object that was watched, it is
+known which instructions have read it, and each must do one thing with what it finds there: call its `append` or `extend`.
+Elsewhere that must hold for each piece of code that ran and spells the name of the attribute, of the global or of the
+variable of a closure. A text may spell a name only for code that looks for attributes by texts. If the list is an entry of a
+dict, all of this holds for the name of the dict, of which code must take one entry and add to it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import dis
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
-from monograph.capture.guards.sources.code_names import names_of
+from monograph.capture.guards.sources.code_names import CodeNames, names_of
 from monograph.capture.guards.sources.places import Closure, Content, Entries
 from monograph.capture.guards.sources.reach.reach import Reach
+from monograph.capture.guards.sources.reads import Reads
 
 _DICTS = (dict, defaultdict)
 _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
@@ -35,7 +38,7 @@ _OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
 _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
 
 
-def is_only_added_to(content: list[Any], reach: Reach) -> bool:
+def is_only_added_to(content: list[Any], reach: Reach, reads: Reads) -> bool:
     """True if all that the code which ran can have done with a list is to add to it."""
     if reach.has_iterators:
         return False
@@ -45,12 +48,15 @@ def is_only_added_to(content: list[Any], reach: Reach) -> bool:
         source, name = _only_way(source.content, reach)
     if isinstance(source, Closure):
         return _variable_only_adds(source, reach, in_dict=in_dict)
-    if not isinstance(source, Entries) or source.whole or type(name) is not str:
+    if not isinstance(source, Entries) or source.whole or type(name) is not str or name in reach.keys:
         return False
-    if name in reach.stored or name in reach.keys or name in reach.made_up:
+    sites = None if reach.looks_by_names else reads.sites_of(source.entries, name)
+    if sites is not None:
+        return bool(sites) and all(_adds_at(code, place, name, in_dict=in_dict) for code, place in sites)
+    if name in reach.stored or name in reach.made_up:
         return False
     is_global = "__builtins__" in source.entries  # else no global name leads there
-    return all(_only_adds(code, name, is_global=is_global, in_dict=in_dict) for code in reach.codes())
+    return all(_only_adds(code, name, reach, is_global=is_global, in_dict=in_dict) for code in reach.codes())
 
 
 def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
@@ -75,7 +81,7 @@ def _variable_only_adds(source: Closure, reach: Reach, *, in_dict: bool) -> bool
 
 def _reads_only_to_add(code: CodeType, names: Collection[str], *, in_dict: bool) -> bool:
     """True if code only adds to what is in variables of these names, or hands them to functions inside."""
-    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+    instructions = _instructions(code)
     return all(
         item.opname == "LOAD_DEREF" and _is_added_to(instructions[at + 1 : at + _REACH], in_dict=in_dict)
         for at, item in enumerate(instructions)
@@ -83,24 +89,39 @@ def _reads_only_to_add(code: CodeType, names: Collection[str], *, in_dict: bool)
     )
 
 
-def _only_adds(code: CodeType, name: str, *, is_global: bool, in_dict: bool) -> bool:
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+
+
+def _adds_at(code: CodeType, place: int, name: str, *, in_dict: bool) -> bool:
+    """True if the instruction of code that runs at this place reads the attribute, and the next ones add to it."""
+    instructions = _instructions(code)
+    at = max(index for index, item in enumerate(instructions) if item.offset <= place)
+    item, following = instructions[at], instructions[at + 1 : at + _REACH]
+    is_read = item.opname == "LOAD_ATTR" and item.argval == name and not _is_called(item)
+    return is_read and _is_added_to(following, in_dict=in_dict)
+
+
+def _only_adds(code: CodeType, name: str, reach: Reach, *, is_global: bool, in_dict: bool) -> bool:
     names = names_of(code)
     if name not in names.attributes | names.globals | names.stored | names.imports:
         return True
-    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+    if reach.looks_by_names:
+        names = replace(names, computed=True)
+    instructions = _instructions(code)
     return all(
-        _is_harmless(item, instructions[at + 1 : at + _REACH], name, in_dict=in_dict)
+        _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, in_dict=in_dict)
         for at, item in enumerate(instructions)
         if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
     )
 
 
 def _is_harmless(
-    item: dis.Instruction, following: list[dis.Instruction], name: str, *, in_dict: bool
+    item: dis.Instruction, following: list[dis.Instruction], name: str, names: CodeNames, *, in_dict: bool
 ) -> bool:
-    """True if an instruction does not look for the name, calls what it finds, or has it added to."""
+    """True if an instruction of code with these names does not look for the name, calls what it finds, or has it added to."""
     if item.opname in ("LOAD_CONST", "RETURN_CONST"):
-        return name not in str(item.argval)  # a text may spell it in many ways
+        return not names.may_look_for(name, item.argval)
     if item.argval != name or any(kind in item.opname for kind in _LOCAL) or item.opname == "KW_NAMES":
         return True
     if _is_called(item):  # a list is not callable

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from monograph.state.snapshot import Snapshot
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 MISSING = object()
 _NOT_WATCHED = (torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
+_GROWING = frozenset({list, dict, defaultdict})  # what a step may only add to
 _WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})  # give all attributes away
 
 
@@ -45,9 +48,7 @@ class Reads:
     """What was read first and what was written first, by object and attribute name."""
 
     overlay: Overlay = field(default_factory=Overlay)
-    instance_values: dict[tuple[int, str], Any] = field(
-        default_factory=dict
-    )  # in the instance: value when first read
+    instance_values: dict[tuple[int, str], Any] = field(default_factory=dict)  # when first read
     class_values: dict[tuple[type, str], Any] = field(default_factory=dict)  # found on the class
     absent: set[tuple[int, str]] = field(default_factory=set)  # not in the instance, though asked for
     written: set[tuple[int, str]] = field(default_factory=set)
@@ -61,6 +62,9 @@ class Reads:
     # ids of objects of which each read is known: watched from the beginning, and never taken apart
     exact: set[int] = field(default_factory=set)
     unread: list[tuple[Any, str]] = field(default_factory=list)  # of those, when the step has run
+    begun: set[int] = field(default_factory=set)  # ids of objects that were watched from the beginning
+    # where code has read a list or a dict, by the id of its object and its name: the code, and the place in it
+    sites: dict[tuple[int, str], set[tuple[CodeType, int]]] = field(default_factory=dict)
     _seen: set[tuple[int, str]] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
     _walked: dict[int, Any] = field(default_factory=dict)
@@ -160,6 +164,13 @@ class Reads:
             if found is not None and (owner, name) not in asked and self.is_in_instance(found, name):
                 yield found, name
 
+    def sites_of(self, table: dict[str, Any], name: str) -> set[tuple[CodeType, int]] | None:
+        """Where code has read an attribute, which is in `table`; None if that may have gone unseen, or if it was set."""
+        owner = next((id_ for id_ in self.begun if real_attributes_of(self.objects[id_]) is table), None)
+        if owner is None or name[:2] == "__" or (owner, name) in self.written:
+            return None
+        return self.sites.get((owner, name), set())
+
     def walk(self, value: Any, label: str) -> None:
         """Watch the objects of the user's own classes that are reached through `value`."""
         if type(value) in weakref.ProxyTypes:
@@ -215,7 +226,8 @@ class Reads:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Watch nothing for a while: Dynamo cannot look through what watches."""
-        self.exact.clear()
+        for known in (self.exact, self.begun):
+            known.clear()
         with taken_off(self._patches), self.overlay.paused():
             yield
 
@@ -270,6 +282,7 @@ def record_reads(
         for cls in (nn.Module, Optimizer, root_class(owned.owner)):
             watch(cls)
         reads.enter_held(owned.owner, [name for name in vars(owned.owner) if name not in owned.private])
+        reads.begun.update(reads.labels)
         _note_made(stack, reads, own, thread)
         yield reads
 
@@ -324,6 +337,9 @@ def _spy(stack: ExitStack, cls: type, reads: Reads, thread: int, watched: Callab
                 reads.note_read(self, name, value)
             finally:
                 reads.resume(reporting)
+        if type(value) in _GROWING:
+            reader = sys._getframe(1)
+            reads.sites.setdefault((id(self), name), set()).add((reader.f_code, reader.f_lasti))
         return value
 
     def spying_put(self: Any, name: str, value: Any) -> None:
