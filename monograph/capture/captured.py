@@ -13,6 +13,7 @@ from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.foreign_objects import Effects, bind, refresh
 from monograph.capture.effects.gradients import GradientsSeen
 from monograph.capture.effects.python_objects.growth import Growth
+from monograph.capture.effects.python_objects.idle_generators import without_idle_generators
 from monograph.capture.effects.python_objects.records import SetRecord
 from monograph.capture.effects.python_objects.stored import Stored
 from monograph.capture.guards.guards import Guards
@@ -141,7 +142,7 @@ def _bound(
         if not step.optimizers.steps.get(registered.name)
     }
     bound = _bound_state(step, modules)
-    sources = _guard_sources(step, own, bound)
+    sources = _guard_sources(traced, own, bound)
     step.objects.stored.release(step.inputs)
     tensors = {
         path: tensor
@@ -203,20 +204,22 @@ def _bound_state(step: TracedStep, modules: Mapping[str, nn.Module]) -> frozense
 
 
 def _guard_sources(
-    step: TracedStep, own: Sequence[tuple[OwnPlace, Any]], bound: frozenset[int]
+    traced: Traced, own: Sequence[tuple[OwnPlace, Any]], bound: frozenset[int]
 ) -> Sequence[Source]:
     """The places that the step has read, each with what is there from now on. `bound` are ids of state."""
+    step = traced.step
     for owner, name in (*step.reads.written_first(), *step.reads.unread):
         step.reach.leave_out(owner, name)
-    refresh(step.reach.sources, step.snapshot.covered)
+    read = without_idle_generators(step.reach.sources, step.reach, step.effects, traced.moved)
+    refresh(read, step.snapshot.covered)
     places = step.side_effects.module_state.places() | {
         (id(place.container), place.key): value for place, value in own
     }
     places |= {
         (id(place.container), place.key): object() for place in step.side_effects.gone
     }  # it serves no step
-    bind(step.reach.sources, places)
-    kept = list(step.objects.grown.release(step.objects.numbers.release(step.reach.sources)))
+    bind(read, places)
+    kept = list(step.objects.grown.release(step.objects.numbers.release(read)))
     kept += _unread(own, kept)
     return loosened(kept, unbound(step.reach.weak, bound), step.request.owned.owner)
 

@@ -47,6 +47,7 @@ class Traced:
     once: Sequence[str]  # what no replay does again
     notes: Sequence[str]
     why_plain: str  # why numbers in Python objects that have changed are constants
+    moved: Sequence[str]  # the generators of Python and NumPy that it draws from
 
 
 def trace_step(
@@ -94,7 +95,7 @@ def trace_step(
     notes += about_whole(request.owned)
     notes += about_kept_casts(request.owned) if request.is_first else []
     once = [*step.effects.once, *(write.about for write in left.made), *step.optimizers.asked_early()]
-    return Traced(step, recording.graph, left, once, notes, recording.why_plain)
+    return Traced(step, recording.graph, left, once, notes, recording.why_plain, moved)
 
 
 def _left_in_attributes(step: TracedStep) -> LeftInAttributes:

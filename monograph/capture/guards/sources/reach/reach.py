@@ -139,6 +139,10 @@ class Reach:
         """True if code of the user's that ran may look for attributes under names that it does not spell."""
         return self._looks_by_names or self._objects.has_lookups
 
+    def known(self) -> Iterable[Any]:
+        """The objects that were reached."""
+        return self._objects.known.values()
+
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
         return self._functions.ran.values()
