@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import operator
 import pickle
@@ -197,6 +198,11 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def by_garbage_collector() -> Any:
+    found = (item for item in gc.get_referents(METER) if type(item) in (dict, list))
+    return next(item["losses"] if type(item) is dict else item for item in found)
+
+
 OF_A_GLOBAL: dict[str, Callable[[], Any]] = {
     "getattr": lambda: getattr(METER, "losses"),  # noqa: B009
     "vars": lambda: vars(METER)["losses"],
@@ -207,6 +213,7 @@ OF_A_GLOBAL: dict[str, Callable[[], Any]] = {
     "object": lambda: object.__getattribute__(METER, "losses"),
     "default": lambda look=getattr: look(METER, "losses"),
     "copy": lambda: copy.copy(METER).losses,
+    "gc": by_garbage_collector,
 }
 
 

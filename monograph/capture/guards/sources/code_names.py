@@ -20,6 +20,7 @@ _LOOKS_BY_NAME = {"getattr", "hasattr"}  # their second argument is the name
 _COMPUTES = {
     "vars", "dir", "setattr", "delattr", "globals", "locals", "eval", "exec", "attrgetter", "methodcaller",
     "__getattribute__", "__getattr__", "__reduce__", "__reduce_ex__", "__getstate__", "dumps", "dump",
+    "get_referents", "get_referrers", "get_objects",
 }  # fmt: skip
 # what makes texts of objects, by functions of theirs that C code may be
 _MAKES_TEXTS = {"repr", "str", "ascii", "format", "print", "__repr__", "__str__", "__format__"}
