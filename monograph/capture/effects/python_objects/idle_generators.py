@@ -27,7 +27,7 @@ from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.user_code.files import is_inside
 
 _OF_PYTHON = (random.Random.getstate, random.Random.setstate, random.Random.seed)
-# what finds the functions of C that are behind those
+# what finds the functions of C that those call
 _BEHIND = frozenset({"super", "_random", "__mro__", "mro", "__base__", "__bases__"})
 _COPYING = frozenset(
     {
