@@ -308,9 +308,11 @@ class BuildCache:
         for taken in self._taken(call):
             if not self._live.get(taken.key) and taken.key in self._let_go:
                 yield [self._let_go[taken.key]]
+        forms = list(self._taken(call))
         for known in reversed(self._live):
-            if known.signature[:3] == call.key.signature[:3]:
-                yield list(key_reasons(known, call.key))
+            for taken in forms:
+                if known.signature[:3] == taken.key.signature[:3]:
+                    yield list(key_reasons(known, taken.key))
         if (difference := misfit(call, self.signatures())) is not None:
             yield [difference.followed_by(self.forms.staying.about(call, difference))]
 

@@ -13,12 +13,18 @@ from monograph.compiler import Build
 from monograph.errors import SignatureError
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.internals.internals import Arguments, Internals, internals_of
+from monograph.ir.call.modes import GRADIENTS_THERE
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.program import Program
 from monograph.numerics.padded import read_padded
 from monograph.numerics.put_back import Kept
 from monograph.state.find import Owned
+
+_ABOUT_GRADIENTS = (
+    "gradients are state, and after an update there are none: look at the call of a first batch then, or at another one where "
+    "the loop makes it, after the batches before it"
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,11 @@ class Subject:
         return captured.program
 
 
+def _why_made(build: Build) -> str:
+    why = f"build {build.number} was made for it ({build.reason})"
+    return f"{why}; {_ABOUT_GRADIENTS}" if build.reason.place == GRADIENTS_THERE else why
+
+
 @contextmanager
 def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Iterator[Subject]:
     """Look at a call of a Graph by a method of this name. At the end everything is as it was."""
@@ -116,7 +127,7 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: 
         inside.cache.check_repeatable(call, f"{what}() has captured the step")
         new = [build for build in inside.builds if build not in before] if before else []
         inside.together.meet(inside.name, inside.builds, what)
-        made = "".join(f"build {build.number} was made for it ({build.reason})" for build in new[:1])
+        made = "".join(map(_why_made, new[:1]))
         subject = Subject(graph, (args, kwargs), formed, call, inside.owned(), what, padded, made)
         kept = subject.keep()
         try:

@@ -250,3 +250,48 @@ def test_a_call_that_no_build_serves_is_told_with_the_build_that_it_got() -> Non
     assert report.ok
     assert report.made == f"build 1 was made for it ({step.builds[1].reason})"
     assert "  no build of the graph served this call: build 1 was made for it (the call has 1" in str(report)
+
+
+class ByHand(mg.Graph):
+    """Gradients are added up from call to call, and the last call of a step updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(4, 4)
+        self.optimizer = self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1), manual=True)
+        self.config.backend("aten")
+        self.config.keep_gradients()
+
+    def build(self, x: Tensor, update: bool) -> Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        if update:
+            self.optimizer.step()
+            self.model.zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("rows", [4, 7])
+def test_gradients_that_are_missing_are_named_and_no_size(rows: int) -> None:
+    """After an update, where the call that updates finds the gradients of the calls before it: also at a size that varies."""
+    step = ByHand()
+    for size, update in ((4, False), (4, True), (4, False), (3, True)):
+        step(torch.ones(size, 4), update)
+    report = step.verify(torch.ones(rows, 4), True)
+    assert report.ok
+    assert "was made for it (the set of gradients that are there changed)" in report.made
+    assert "after an update there are none: look at the call of a first batch then" in report.made
+    step(torch.ones(4, 4), False)
+    assert not step.verify(torch.ones(rows, 4), True).made  # as the loop calls it
+
+
+def test_a_whole_batch_is_wanted_where_the_graph_splits_it() -> None:
+    model = nn.Linear(4, 4)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.backend("aten")
+    step.config.set_gradient_accumulation_steps(4)
+    step(torch.ones(8, 4), torch.zeros(8, 4))
+    with pytest.raises(mg.SignatureError, match="has 2 rows: it cannot be split into 4 equal") as caught:
+        step.verify(torch.ones(2, 4), torch.zeros(2, 4))  # one micro-batch
+    assert "pass the whole batch, of which each micro-batch is a part" in caught.value.hint
+    assert not step.verify(torch.ones(8, 4), torch.zeros(8, 4)).made

@@ -12,6 +12,7 @@ from monograph.errors import AliasError, SignatureError
 from monograph.ir.call.signature import Call, Spec, TensorKey
 from monograph.ir.call.sparse import SparseForm
 from monograph.ir.call.tree import tensor_forms
+from monograph.ir.text import count_text
 
 
 def micro_call(call: Call, steps: int, index: int = 0) -> Call:
@@ -76,10 +77,10 @@ def batch_paths(call: Call) -> set[str]:
 
 def _check_divisible(leaf: Any, path: str, steps: int) -> None:
     if not leaf.shape or leaf.shape[0] % steps:
-        what = f"has {leaf.shape[0]} rows" if leaf.shape else "has no dimension"
+        what = f"has {count_text(leaf.shape[0], 'row')}" if leaf.shape else "has no dimension"
         raise SignatureError(
             f"argument {path} {what}: it cannot be split into {steps} equal micro-batches",
-            hint="pass a batch whose size is a multiple of set_gradient_accumulation_steps(): "
+            hint="pass the whole batch, of which each micro-batch is a part: a multiple of set_gradient_accumulation_steps() rows; "
             "DataLoader(..., drop_last=True) leaves out a smaller last one; or accumulate by hand, a call for each micro-batch, "
             f"with an argument that says if it updates; mg.replicated({path}) if it is no batch",
         )
