@@ -21,6 +21,7 @@ from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.places import Entries, Source
 from monograph.capture.guards.weak import loosened, unbound
+from monograph.capture.numbers.taken import Taken
 from monograph.capture.optimizers.tracing import change_state
 from monograph.capture.ports import GraphSignature, taken_over
 from monograph.capture.process.hooks import hooks_of
@@ -56,7 +57,7 @@ class Captured(BoundProgram):
     put_again: PutAgain  # what it only sets
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
-    taken: Mapping[str, Origin]  # the same for other numbers, by their paths
+    taken: Mapping[str, Taken]  # of other numbers, by their paths
     why_plain: str  # why numbers that have changed are constants in it
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     shares: Shares  # those of the ranks of a pipeline

@@ -15,6 +15,7 @@ from monograph.capture.accumulation.batches import batch_paths
 from monograph.capture.accumulation.first_buffers import TakenOver
 from monograph.capture.accumulation.program import two_programs
 from monograph.capture.numbers.moving import is_moving
+from monograph.capture.numbers.taken import Taken
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions, read_outs, scalar_conditions, symbols_read_out
@@ -69,7 +70,7 @@ class GraphSignature:
     unraised: Conditions
     overlaps: Overlaps
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's line for each
-    taken: Mapping[str, Origin]  # the same for other numbers that could move, by their paths
+    taken: Mapping[str, Taken]  # of other numbers that could move, by their paths
 
     def all_results(self) -> list[Result]:
         """The leaves of what a call returns, and of what it leaves in its arguments."""

@@ -209,9 +209,10 @@ def _contiguous(paths: Sequence[str]) -> str:
 def _why_fixed(reason: Reason, captured: Captured) -> str:
     """What keeps a number that has changed a constant of the step, as its capture has found."""
     place = reason.place
-    taken = [where for path, where in captured.taken.items() if _word(path).search(place)]
+    taken = [found for path, found in captured.taken.items() if _word(path).search(place)]
     if taken or captured.why_plain in ("", place):
-        why = f"{_line(taken[0] if taken else None)} {needs(reason)}"
+        where, function = taken[0] if taken else (None, "")
+        why = f"{_line(where)} {needs(reason, function)}"
     else:
         why = (
             f"numbers stay what they are in this build ({captured.why_plain}); as a float argument it has one build, if the "

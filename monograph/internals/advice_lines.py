@@ -19,6 +19,31 @@ _NEEDS_FLOAT: Final = (
     "needs the number itself, as float(), NumPy's functions, the rate of a dropout, the momentum of a norm and torch.tensor([...]) "
     "do: few values need nothing; leave float() out, write math.exp(n) for np.exp(n), give torch.tensor([...]) as an argument"
 )
+_ABOUT_FUNCTION: Final = (
+    "needs the number itself, which {function}() takes as a constant: few values need nothing; {instead}"
+)
+_BY_OPS: Final = "a number n that only ops compute with, as x * n and torch.where(x < n, a, b), has one build for all values"
+_OF_HUBER: Final = "d = (x - y).abs() and"
+_DROPOUT: Final = "x * (torch.rand_like(x) >= n) / (1 - n)"
+_INSTEAD: Final = {  # what is the same and has one build for all values of a number n, by the function that takes it
+    "cross_entropy": "(1 - n) * F.cross_entropy(x, y) - n * F.log_softmax(x, 1).mean()",
+    "dropout": _DROPOUT,
+    "dropout1d": "x * (torch.rand(*x.shape[:2], 1) >= n) / (1 - n)",
+    "dropout2d": "x * (torch.rand(*x.shape[:2], 1, 1) >= n) / (1 - n)",
+    "dropout3d": "x * (torch.rand(*x.shape[:2], 1, 1, 1) >= n) / (1 - n)",
+    "scaled_dot_product_attention": "F.scaled_dot_product_attention(n * q, k, v, scale=1.0)",
+    "huber_loss": f"{_OF_HUBER} torch.where(d < n, 0.5 * d * d, n * (d - 0.5 * n)).mean()",
+    "smooth_l1_loss": f"{_OF_HUBER} torch.where(d < n, 0.5 * d * d / n, d - 0.5 * n).mean()",
+    "margin_ranking_loss": "(n - y * (a - b)).clamp(min=0).mean()",
+    "triplet_margin_loss": "F.triplet_margin_with_distance_loss(a, p, q, margin=n)",
+    "normal": "n * torch.randn(shape)",
+    "normal_": "n * torch.randn(shape)",
+    "uniform_": "n * torch.rand(shape)",
+    "bernoulli": "torch.rand_like(x) < n",
+}
+_SAID_BY_ALL: Final = frozenset(
+    {"tensor", "as_tensor", "scalar_tensor", "full", "batch_norm"}
+)  # in _NEEDS_FLOAT
 _OF_FLOATS: Final = re.compile(r" changed from -?[\d.e+-]*[.e][\d.e+-]* to ")
 _OF_PARTS: Final = re.compile(
     r"\bhas (?:a new|no) (?:module|parameter|buffer)\b|^the module \S+ is new| changed from absent to a tensor"
@@ -61,8 +86,15 @@ def _about_fixed(reason: Reason) -> str:
     return f"each value of {reason.place} has a build: code of the step {needs(reason)}"
 
 
-def needs(reason: Reason) -> str:
-    return _NEEDS_FLOAT if _OF_FLOATS.search(reason) else _NEEDS
+def needs(reason: Reason, function: str = "") -> str:
+    """What the number is needed for, and what to write instead; `function` is that of torch which takes it, if it is known."""
+    if not _OF_FLOATS.search(reason):
+        return _NEEDS
+    if not function.isidentifier() or function.startswith("__") or function in _SAID_BY_ALL:
+        return _NEEDS_FLOAT
+    known = _INSTEAD.get(function)
+    instead = _BY_OPS if known is None else f"for one build with a number n write {known}"
+    return _ABOUT_FUNCTION.format(function=function, instead=instead)
 
 
 def _about_values(reason: Reason) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from monograph.capture.numbers.arithmetic import OPERATIONS, Branches, Condition, comparison
-from monograph.capture.numbers.taken import MANY_TO_ONE
+from monograph.capture.numbers.taken import MANY_TO_ONE, Taken, taken_here
 from monograph.compat.modes import current_tracer
 from monograph.compat.symbolic_numbers import (
     SymNode,
@@ -57,9 +57,9 @@ class Moving:
         default_factory=dict
     )  # by operation and operands, so that none is done twice
     sizes: dict[Any, Any] = field(default_factory=dict)  # by expression
-    # sizes that only one number fits, and other numbers whose very value Python takes: with the user's line
+    # sizes that only one number fits, and other numbers whose very value is taken: with the user's line
     fixed: dict[str, Origin] = field(default_factory=dict)
-    taken: dict[str, Origin] = field(default_factory=dict)
+    taken: dict[str, Taken] = field(default_factory=dict)
 
     def leaf(self, name: str, value: float, symbol: Any = None, *, finite: bool = False) -> Any:
         """A number that comes from outside, or out of a tensor whose torch number is `symbol`.
@@ -214,7 +214,8 @@ class Node(SymNode):  # type: ignore[misc]
         else:
             self.need(f"same({{}}, {spell_number(self.value)})")
             if not any(part.target in MANY_TO_ONE for part in self.parts()):
-                self.moving.taken |= {leaf.name: user_place() for leaf in self.leaves()} | self.moving.taken
+                here = taken_here()
+                self.moving.taken |= {leaf.name: here for leaf in self.leaves()} | self.moving.taken
         return self.value
 
     def copied(self, name: str) -> Node:

@@ -69,7 +69,7 @@ def check_ints(
             continue
         number: Node = item.fake.node
         if number.name in moving.taken:
-            taken[item.source.index] = moving.taken[number.name]
+            taken[item.source.index] = moving.taken[number.name].where
         elif node.users and not plain:
             if moving.too_wide or abs(number.value) > BOUND:
                 taken[item.source.index] = Origin()
