@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -23,6 +24,8 @@ from monograph.sizes.expression import SMALLEST
 from monograph.user_code.lines import Origin, user_place_of
 
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
+_REPEATED: Final = 4  # builds with one advice: it was not heard, or not followed
+_LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
 _SHOWN: Final = 4  # sizes
 # where something besides sizes differs from each build that there is
 _NEXT_FOR_ALL: Final = "the next size makes a build for any size, and nobody has to do anything"
@@ -39,6 +42,7 @@ class Advised:
         default_factory=set
     )  # arguments that a tool gives: a build for each value is meant
     logged: dict[str, int] = field(default_factory=dict)  # advice, and the build whose line in the log has it
+    counts: Counter[str] = field(default_factory=Counter)  # of builds, by advice
 
     def about(self, reason: Reason, call: Call, stays: str) -> Reason:
         """The reason for a build with what to write against it; `stays` says why sizes do not vary in it."""
@@ -58,10 +62,13 @@ class Advised:
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
         quiet = ("", _NEXT_FOR_ALL)
         is_new = reason.cause not in self.causes and reason.advice not in quiet and not serves_all
-        aloud = (is_new or number >= _MANY_BUILDS) and reason.cause not in self.ours
+        self.counts[reason.advice] += 1
+        repeats = self.counts[reason.advice] == _REPEATED and reason.advice not in quiet and not serves_all
+        aloud = (is_new or repeats or number >= _MANY_BUILDS) and reason.cause not in self.ours
         self.causes.add(reason.cause)
         level = logging.WARNING if aloud else logging.INFO
         said = self._in_line_of(number, reason.advice) if aloud or serves_all else ""
+        said = f"; {_LIMIT.format(count=_REPEATED)}{said}" if aloud and repeats else said
         LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
 
     def _in_line_of(self, number: int, advice: str) -> str:

@@ -49,15 +49,21 @@ _OF_PARTS: Final = re.compile(
     r"\bhas (?:a new|no) (?:module|parameter|buffer)\b|^the module \S+ is new| changed from absent to a tensor"
 )
 _OF_KEYS: Final = re.compile(r"(\S+) has (?:a new|no) key ")
-_OF_LENGTH: Final = re.compile(r"the length of (\S+) changed|(\S+) has (?:a new|no) element ")
+_OF_LENGTH: Final = re.compile(
+    r"the length of (\S+) changed|(\S+) has (?:a new|no) element |(\S+) changed from \(\) to a tuple"
+)
 _OF_OBJECTS: Final = re.compile(r" changed from (?:<\w+\.\w+: |\(|datetime\.)")  # of the constants among them
 _CONSTANT: Final = (
     "each value of {place} has a build, and all stay: few values need nothing; what changes at each step can be a float or a "
     "tensor among the arguments"
 )
 _LENGTH: Final = (
-    "each length of {place} has a build: what build() only appends can be returned, and appended after the call; the last "
-    "ones fit into a tensor of one size, such as a buffer: last.copy_(torch.cat([last[1:], loss.detach().view(1)]))"
+    "each length of {place} has a build: what build() only appends can be returned, and appended after the call; the last n "
+    "fit into one tensor of a fixed size, as last = torch.zeros(n, *new.shape): last.copy_(torch.cat([last[1:], new.detach()[None]]))"
+)
+_GROWS: Final = (
+    "; one that grows can have its last size from the beginning, and hold the last n rows: "
+    "{place}.copy_(torch.cat([{place}, new])[-n:])"
 )
 _OF_CONTENT: Final = re.compile(r"the (?:content of|values in) (\S+) changed")
 _CONTENT: Final = (
@@ -103,12 +109,15 @@ def _about_values(reason: Reason) -> str:
             "the model has other parts, which costs one build: change parts before the first call, or seldom"
         )
     if found := _OF_KEYS.match(reason):
-        return f"each set of keys of {found[1]} has a build: keep its keys, and change the values"
+        return (
+            f"each set of keys of {found[1]} has a build: keep its keys, and change the values; what build() only adds can be "
+            "returned, and stored after the call"
+        )
     if found := _OF_CONTENT.match(reason):
         about = _DRAWN if _PYTHONS_NUMBERS.match(found[1]) else _CONTENT
         return about.format(place=found[1])
     if found := _OF_LENGTH.match(reason):
-        return _LENGTH.format(place=found[1] or found[2])
+        return _LENGTH.format(place=found[1] or found[2] or found[3])
     if " changed from absent to " in reason:
         return (
             f"{reason.place} was not there before: give it a value before the first call, as in __init__(), and there is no "
@@ -116,7 +125,8 @@ def _about_values(reason: Reason) -> str:
         )
     if reason.what == "object" and _OF_OBJECTS.search(reason):
         return _CONSTANT.format(place=reason.place)
-    return _OF_VALUES.get(reason.what, _OF_VALUES["object"]).format(place=reason.place)
+    grows = _GROWS if reason.what == "tensor" and reason.startswith("shape of ") else ""
+    return (_OF_VALUES.get(reason.what, _OF_VALUES["object"]) + grows).format(place=reason.place)
 
 
 def _about_hyperparameters(reason: Reason) -> str:

@@ -271,12 +271,9 @@ class ObjectGuards:
 
 def _described(source: Source, key: Any, before: Any, after: Any) -> Reason:
     place = source.item_label(key)
-    return Reason(
-        _text(source, key, before, after),
-        cause_of(place, before, after),
-        place,
-        what=kind_of_change(before, after),
-    )
+    is_key = isinstance(source, Content) and isinstance(source.content, dict) and key[1] == 0
+    text, cause = _text(source, key, before, after), cause_of(place, before, after, is_key=is_key)
+    return Reason(text, cause, place, what=kind_of_change(before, after))
 
 
 def _text(source: Source, key: Any, before: Any, after: Any) -> str:

@@ -49,13 +49,14 @@ class Order:
     keys: tuple[Any, ...]
 
 
-def cause_of(place: str, before: Any, now: Any) -> Cause:
-    """What kind of change it is that an attribute, a global or an entry has another value."""
+def cause_of(place: str, before: Any, now: Any, *, is_key: bool = False) -> Cause:
+    """What kind of change it is that an attribute, a global or an entry has another value, or a dict another key."""
     if "_hooks" in place:
         return Cause.HOOK
     if place.endswith(".training") and type(before) is bool:
         return Cause.TRAINING
-    return Cause.NUMBER if type(before) in _NUMBERS and type(now) is type(before) else Cause.VALUE
+    moves = type(before) in _NUMBERS and type(now) is type(before) and not is_key
+    return Cause.NUMBER if moves else Cause.VALUE
 
 
 def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
