@@ -16,6 +16,7 @@ from monograph.compiler import Build
 from monograph.errors import MonographError
 from monograph.internals.advice_lines import ALL_FURTHER, LINES, about_numbers, needs
 from monograph.internals.together import sizes_vary
+from monograph.ir.call.parameters import is_part_of
 from monograph.ir.call.reason import FIXED, Cause, Reason
 from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.varying import Varying, has_gaps
@@ -150,7 +151,7 @@ def _why_sizes_stay(reason: Reason, call: Call) -> str:
         if special:
             of_part = call.num_parts(leaf, special[0]) > 1
             return "micro-batches of 0 and 1 rows are special" if of_part else "sizes of 0 and 1 are special"
-    if any(size.argument == reason.place for size in settings.sizes):
+    if any(is_part_of(reason.place, size.argument) for size in settings.sizes):
         return "it is outside of what was declared"
     return ""
 

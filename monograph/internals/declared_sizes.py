@@ -10,9 +10,10 @@ from monograph.capture.step.request import Request
 from monograph.capture.trace import capture
 from monograph.compiler import Build
 from monograph.errors import CaptureError, ConfigError
+from monograph.ir.call.parameters import is_part_of
 from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call, TensorKey
-from monograph.ir.call.varying import Varying, by_numbers, declared, is_part_of, tied_to_names
+from monograph.ir.call.varying import Varying, by_numbers, declared, tied_to_names
 from monograph.settings import DynamicSize
 
 

@@ -11,10 +11,10 @@ import torch
 
 from monograph.compat.tensors import version_of
 from monograph.errors import ConfigError, SignatureError
-from monograph.ir.call.parameters import argument_names
+from monograph.ir.call.parameters import argument_names, path_parts
 from monograph.ir.call.signature import Replicated, Spec, call_paths
 from monograph.ir.call.tree import Tree, flatten, unflatten
-from monograph.padding.declaration import Buckets, path_parts
+from monograph.padding.declaration import Buckets
 from monograph.padding.resize import is_without_gaps, resized
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

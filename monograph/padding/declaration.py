@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 
 from monograph.errors import ConfigError, shown
+from monograph.ir.call.parameters import PATH, path_parts
 from monograph.user_code.lines import Origin, user_place
 
 _EXAMPLE = 'mg.buckets("input_ids", dim=1, sizes=[32, 64, 128], pad=0)'
-_STEP = r"\.(\w+)|\[\s*(?:\"([^\"]*)\"|'([^']*)'|(\d+))\s*\]"
-_PATH = re.compile(rf"\w+(?:{_STEP})*")
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def buckets(
     (32, 64, 128)
     """
     said = f"buckets({shown(argument)}, ...)"
-    if not isinstance(argument, str) or not _PATH.fullmatch(argument):
+    if not isinstance(argument, str) or not PATH.fullmatch(argument):
         raise ConfigError(
             f"buckets({shown(argument)}, ...): the first argument is the name of one of build()",
             hint=f"{_EXAMPLE}, and 'batch[\"input_ids\"]' for what is inside of one",
@@ -127,14 +125,6 @@ def checked(known: Sequence[Buckets], added: Iterable[Any]) -> tuple[Buckets, ..
             )
         found.append(item)
     return tuple(found)
-
-
-def path_parts(path: str) -> tuple[str, ...]:
-    """The names and keys in a path, in whichever way they are written."""
-    first = re.match(r"\w*", path)
-    assert first is not None
-    steps = re.finditer(_STEP, path[first.end() :])
-    return (first.group(), *(next(filter(None, step.groups()), "") for step in steps))
 
 
 def _fault_of(sizes: Any) -> str | None:

@@ -274,3 +274,21 @@ def test_a_size_that_was_not_declared_may_be_fixed() -> None:
         loss = step(torch.randint(50, (rows, length)), torch.randint(8, (rows,)))
         assert loss > length  # at first about 2 * length
     assert len(step.builds) == 3
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("path", ['batch["x"]', "batch['x']", "batch.x", "batch"])
+def test_a_path_may_be_written_as_python_does(path: str) -> None:
+    graph = mg.trace(lambda batch: (batch["x"][:, 0] * batch["y"]).sum())
+    graph.config.dynamic(path, 0)
+    for rows in (4, 3, 6):
+        graph({"x": torch.ones(rows, 2), "y": torch.ones(rows)})
+    assert len(graph.builds) == 1
+
+
+def test_a_path_of_another_argument_is_none() -> None:
+    graph = mg.trace(lambda batch: batch["x"].sum())
+    graph.config.dynamic("batch['z']", 0)
+    with pytest.raises(mg.MonographError, match="build\\(\\) was given no such argument") as caught:
+        graph({"x": torch.ones(2)})
+    assert 'its arguments are batch["x"]' in caught.value.hint

@@ -1,15 +1,39 @@
-"""The parameters of build(): their names, and how the arguments of a call fit them."""
+"""The parameters of build(): their names, paths of what is in them, and how the arguments of a call fit them."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from torch import nn
 
 from monograph.errors import DefinitionError, SignatureError
 from monograph.user_code.lines import Origin, user_place
+
+_STEP: Final = r"\.(\w+)|\[\s*(?:\"([^\"]*)\"|'([^']*)'|(\d+))\s*\]"
+PATH: Final = re.compile(rf"\w+(?:{_STEP})*")  # as users write it
+
+
+@lru_cache(maxsize=1024)
+def path_parts(path: str) -> tuple[str, ...]:
+    """The names and keys in a path, in whichever way they are written."""
+    first = re.match(r"\w*", path)
+    assert first is not None
+    steps = re.finditer(_STEP, path[first.end() :])
+    return (first.group(), *(next(filter(None, step.groups()), "") for step in steps))
+
+
+def is_part_of(path: str, argument: str) -> bool:
+    """True for an argument by its path, in whichever way it is written, and for what is in it."""
+    if path == argument or (path.startswith(argument) and path[len(argument)] in ".["):
+        return True
+    if PATH.fullmatch(path) is None or PATH.fullmatch(argument) is None:
+        return False
+    parts = path_parts(argument)
+    return path_parts(path)[: len(parts)] == parts
 
 
 def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:

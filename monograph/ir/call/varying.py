@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from monograph.compat.tensors import may_overlap
+from monograph.ir.call.parameters import is_part_of
 from monograph.ir.call.signature import Call, Key, TensorKey
 from monograph.layout import Layout, contiguous_stride, fills_a_block
 from monograph.settings import DynamicSize
@@ -182,11 +183,6 @@ def _tied(call: Call, leaf: int, sizes: Mapping[str, int]) -> tuple[str | None, 
     assert isinstance(key, TensorKey)
     parts = [_of_part(size, call.num_parts(leaf, dim)) for dim, size in enumerate(key.shape)]
     return tuple([next((name for name, size in sizes.items() if size == part), None) for part in parts])
-
-
-def is_part_of(path: str, argument: str) -> bool:
-    """True for an argument by its path, and for what is in it."""
-    return path == argument or (path.startswith(argument) and path[len(argument)] in ".[")
 
 
 def _count(form: Varying, known: Key) -> tuple[int, int]:
