@@ -23,6 +23,7 @@ from monograph.errors import (
     first_line,
 )
 from monograph.state.find import Owned
+from monograph.user_code.files import is_installed_file, is_user_file
 from monograph.user_code.lines import Origin, source_of, step_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
 
@@ -118,6 +119,27 @@ _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python read
         "leave that option out: config.detect_nonfinite() raises for what is not finite, and keeps the state",
     ),
 }
+_AFTER_THE_STEP = "return the predictions, and call its update(pred, y) after the step"
+_OF_METRICS = (  # by methods of torchmetrics: what the user's line does, and what to do instead
+    (
+        {"_merge_compute_groups"},
+        "updates a collection, which compares its metrics: MetricCollection(..., compute_groups=False) does not",
+    ),
+    (
+        {"forward", "compute"},
+        "calls a metric, which computes the value of the batch: in build() write its update(pred, y), and call its compute() "
+        "after the step",
+    ),
+    (
+        {"compute"},
+        "computes a metric: in build() write its update(pred, y) alone, and call its compute() after the step",
+    ),
+    (
+        {"_cast_and_nan_check_input"},
+        f'updates a metric that looks for NaNs: nan_strategy="disable" does not; or {_AFTER_THE_STEP}',
+    ),
+    ({"update"}, f"updates a metric that looks at values: {_AFTER_THE_STEP}"),
+)
 _MIXED = "mixed torch.Tensor and DTensor"
 _WHOLE_IN_MODULES = (
     "a parameter in parts is whole where code of a module reads it by its name, as self.weight or self.child.weight in a "
@@ -179,7 +201,7 @@ def translated(error: Exception, owned: Owned) -> Exception:
             if any(name.endswith(file) for name in read):
                 return DataDependentError(message, where=place, hint=hint)
         message, hint = _OF_VALUES.get(op_that_failed(error), _ASKED)
-        read_here = DataDependentError(message, where=place, hint=hint)
+        read_here = DataDependentError(message, where=place, hint=_of_metric(error) or hint)
         read_here.source = source_of(place)
         return read_here
     if type(error).__name__ == UNSUPPORTED_OP and "_nested_" in str(error):
@@ -207,6 +229,19 @@ def translated(error: Exception, owned: Owned) -> Exception:
     made = kind(f"capture failed: {first_line(error)}", where=place, hint=_hint_of(error, place))
     made.source = source_of(place)
     return made
+
+
+def _of_metric(error: Exception) -> str:
+    """What to write where a metric of torchmetrics has asked for values, with the user's line; empty if none has."""
+    line, methods = "", []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if str(frame.f_globals.get("__name__")).startswith("torchmetrics."):
+            methods.append(frame.f_code.co_name)
+        elif is_user_file(file) and not is_installed_file(file):
+            line = f"{os.path.basename(file)}:{number}"
+    hint = next((text for of_method, text in _OF_METRICS if of_method <= set(methods)), "")
+    return f"{line or 'build()'} {hint}" if hint else ""
 
 
 def _hint_of(error: Exception, place: Origin) -> str:

@@ -65,6 +65,12 @@ _GROWS: Final = (
     "; one that grows can have its last size from the beginning, and hold the last n rows: "
     "{place}.copy_(torch.cat([{place}, new])[-n:])"
 )
+_OF_METRICS: Final = re.compile(r"(\S+)\.(_forward_cache|_computed) changed from None ")
+_METRICS: Final = {  # of torchmetrics, by the attribute that keeps a value
+    "_forward_cache": "the call of {place} keeps the value of the batch, which a reset takes away: in build() {place}.update(pred, y) has one "
+    "build, and {place}.compute() belongs after the step",
+    "_computed": "{place}.compute() keeps what it gives, until the next update: call it after the step",
+}
 _OF_CONTENT: Final = re.compile(r"the (?:content of|values in) (\S+) changed")
 _CONTENT: Final = (
     "each content of {place} has a build: read it before the call, and pass what it gives as an argument"
@@ -118,6 +124,8 @@ def _about_values(reason: Reason) -> str:
         return about.format(place=found[1])
     if found := _OF_LENGTH.match(reason):
         return _LENGTH.format(place=found[1] or found[2] or found[3])
+    if found := _OF_METRICS.match(reason):
+        return _METRICS[found[2]].format(place=found[1])
     if " changed from absent to " in reason:
         return (
             f"{reason.place} was not there before: give it a value before the first call, as in __init__(), and there is no "
