@@ -36,7 +36,7 @@ from monograph.internals.eager_call import eager_call
 from monograph.internals.frequent_sizes import watch
 from monograph.internals.internals import RUNNING, Arguments, Internals
 from monograph.internals.other_captures import made_again
-from monograph.ir.call.dims import declared_sizes, dims_in, example_sizes, with_sizes
+from monograph.ir.call.dims import declared_sizes, dims_in, example_sizes, with_declared, with_sizes
 from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Spec
 from monograph.numerics.padded import PaddedStep, read_padded
@@ -90,11 +90,10 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def compile_only(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Make the build for a call of a graph, without running it. Sizes that are dims vary in what is exported from now on."""
+    """Make the build for a call of a graph, without running it. What is exported has ranges for dims, and single sizes beside them."""
     build_of_call(self, args, kwargs)
-    if dims_in((args, kwargs)):
-        graph: Internals = self._monograph
-        graph.declared = (*graph.declared, graph.formed(args, kwargs))
+    graph: Internals = self._monograph
+    graph.declared = with_declared(graph.declared, graph.formed(args, kwargs))
 
 
 def build_of_call(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, Call]:

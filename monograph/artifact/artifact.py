@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from monograph.artifact.callable_programs import StoredProgram, StoredPrograms, StoredSignature
+from monograph.artifact.callable_programs import NotTakenError, StoredProgram, StoredPrograms, StoredSignature
 from monograph.artifact.pack import PackedGraph
+from monograph.artifact.programs.conditions import branches_from_json
 from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.schema.signatures import Signature
 from monograph.artifact.state.python_state import Hyperparameters, PythonState, entry_of, is_dict, items_of
 from monograph.artifact.unpack import Environment, unpack
+from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.checkpoint.manifest import parse_json
 from monograph.checkpoint.read import Content
@@ -227,4 +229,18 @@ def _at_sizes(
 ) -> StoredProgram:
     check(type(name) is str and name in documents, "a program is not stored")
     stored = instance(parse_json(documents[name], name), sizes)
-    return StoredProgram(unpack(stored, signature, tensors, environment, trust=trust))
+    try:
+        return StoredProgram(unpack(stored, signature, tensors, environment, trust=trust))
+    except Damaged as error:
+        if (broken := _broken(stored, trust=trust)) is not None:
+            raise NotTakenError(broken) from error
+        raise
+
+
+def _broken(stored: Json, *, trust: bool) -> str | None:
+    """The branch by sizes that is not taken at these, with which nothing of the program need fit."""
+    try:
+        branches = branches_from_json(stored["conditions"], len(stored["sources"]), trust=trust)
+    except (Damaged, KeyError, TypeError):
+        return None
+    return branches.broken_by_sizes()

@@ -13,7 +13,7 @@ from monograph.artifact.ranges import fits
 from monograph.checkpoint.errors import Refused
 from monograph.compiler import Build
 from monograph.internals.internals import Internals
-from monograph.ir.call.dims import Arguments
+from monograph.ir.call.dims import Arguments, dims_in
 from monograph.ir.call.modes import MODE_NAMES
 from monograph.ir.call.modes import modes as torch_modes
 
@@ -48,7 +48,11 @@ def _walk(graph: Internals) -> Generator[Present, None, None]:
         with _in_mode_of(build):
             if build.guards.hold_by_value():
                 step = built_step(tree, keys, graph.names, build)
-                yield step, next((item for item in graph.declared if fits(item, step)), None), modes
+                yield (
+                    step,
+                    next((item for item in graph.declared if dims_in(item) and fits(item, tree, keys)), None),
+                    modes,
+                )
 
 
 def nothing_to_save(graph: Internals) -> Refused:

@@ -11,6 +11,7 @@ import torch
 
 from monograph.artifact.bounds.checks import without_forms
 from monograph.artifact.bounds.describe import check_peak, check_values
+from monograph.artifact.programs.size_ranges import ANY_SIZE
 from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.schema.arguments import Arguments, is_plain_tensor
 from monograph.artifact.schema.signatures import Signature, read_signature
@@ -37,6 +38,14 @@ from monograph.settings import Settings
 
 _SAVE_AGAIN: Final = "save the graph again, or load another artifact"
 _KEPT_SIZES: Final = 64  # programs of one range, made for different sizes
+
+
+class NotTakenError(Damaged):
+    """A program does not fit together at sizes at which its step would take another branch."""
+
+    def __init__(self, branch: str) -> None:
+        super().__init__(f"`{branch}` does not hold")
+        self.branch = branch
 
 
 class StoredSignature(Displayed):
@@ -99,6 +108,9 @@ class StoredSignature(Displayed):
             except SignatureError as error:
                 faults.append(error)
                 continue
+            except NotTakenError as error:
+                broken = error.branch
+                continue
             try:
                 executor, inputs = program.bind(leaves, self._settings)
                 broken = program.broken(inputs)
@@ -141,8 +153,12 @@ def _failure(name: str, error: Exception) -> Exception:
 
 def _larger(name: str, low: int, high: int, size: int) -> str:
     """What to do to have a size outside of a range."""
-    dim = f'mg.Dim("{name}", min={min(low, size)}, max={max(high, size)})'
-    return f"compile the graph with {dim} in its mg.spec, and save it again"
+    largest = "..." if high >= ANY_SIZE else max(high, size)  # none was declared
+    dim = f'mg.Dim("{name}", min={min(low, size)}, max={largest})'
+    return (
+        f"compile the graph with {dim} in its mg.spec, and save it again, if the model takes such sizes: a table of it, as of positions, "
+        "may end before"
+    )
 
 
 class StoredPrograms:
@@ -198,6 +214,8 @@ class StoredPrograms:
             sizes.append(size // parts)
         try:
             found = self.at(tuple(sizes))
+        except NotTakenError:
+            raise
         except Damaged as error:
             raise ArtifactError(f"the artifact is damaged: {error}", hint=_SAVE_AGAIN) from None
         return found, found.arguments.leaves(args, kwargs)

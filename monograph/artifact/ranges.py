@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-from monograph.artifact.pack import PackedProgram, Step
+from monograph.artifact.pack import PackedProgram
 from monograph.artifact.programs.templates import NoTemplateError, Sample, Sizes, join, points
 from monograph.checkpoint.errors import Refused
-from monograph.ir.call.dims import Arguments, Dim
+from monograph.ir.call.dims import Arguments, Dim, dims_in
 from monograph.ir.call.signature import Spec, TensorKey
-from monograph.ir.call.tree import flatten
+from monograph.ir.call.tree import Tree, flatten
 
 Range = tuple[str, int, int]  # a name, the smallest and the largest size
 
@@ -76,9 +77,9 @@ def _template(
         same = other.tensors.keys() == first.tensors.keys()
         if not same or not all(_is_same(other.tensors[path], item) for path, item in first.tensors.items()):
             raise NoTemplateError("it takes other tensors from outside at another size")
-    arguments, results, program = (
+    program, results, arguments = (  # the program first, whose errors name an op
         join([Sample(sizes, getattr(packed, what)) for sizes, packed in samples])
-        for what in ("arguments", "results", "program")
+        for what in ("program", "results", "arguments")
     )
     return PackedProgram(arguments, results, program, first.tensors, tuple(dims))
 
@@ -90,12 +91,40 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return (tensor.dtype, tensor.shape) == (other.dtype, other.shape) and torch.equal(tensor, other)
 
 
-def fits(declared: Arguments, step: Step) -> bool:
-    """True if a step was made for sizes in the declared ranges."""
+def beside(ranges: Arguments, declared: Sequence[Arguments]) -> list[Arguments]:
+    """The calls at single sizes which differ from a call with ranges in nothing but sizes that are outside of these."""
+    leaves: list[Any] = []
+    tree = flatten(ranges, leaves)
+    found = []
+    for item in declared:
+        others: list[Any] = []
+        if not dims_in(item) and flatten(item, others) == tree and _is_outside(leaves, others):
+            found.append(item)
+    return found
+
+
+def _is_outside(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    outside = False
+    for leaf, other in zip(leaves, others, strict=True):
+        if not isinstance(leaf, Spec) or not isinstance(other, Spec):
+            if type(leaf) is not type(other) or leaf != other:
+                return False
+            continue
+        if (leaf.dtype, leaf.device, len(leaf.shape)) != (other.dtype, other.device, len(other.shape)):
+            return False
+        for expected, size in zip(leaf.shape, other.shape, strict=True):
+            if not isinstance(expected, Dim) and expected != size:
+                return False
+            outside |= isinstance(expected, Dim) and not expected.min <= size <= expected.max
+    return outside
+
+
+def fits(declared: Arguments, tree: Tree, keys: Sequence[Any]) -> bool:
+    """True if a step for such arguments was made for sizes in the declared ranges."""
     leaves: list[object] = []
-    if flatten(declared, leaves) != step.tree:
+    if flatten(declared, leaves) != tree:
         return False
-    return all(_leaf_fits(leaf, key) for leaf, key in zip(leaves, step.keys, strict=True))
+    return all(_leaf_fits(leaf, key) for leaf, key in zip(leaves, keys, strict=True))
 
 
 def _leaf_fits(leaf: object, key: object) -> bool:

@@ -21,7 +21,7 @@ from monograph.artifact.pack import (
     pack_graph,
 )
 from monograph.artifact.programs.templates import Sizes
-from monograph.artifact.ranges import NotOneProgram, packed_templates
+from monograph.artifact.ranges import NotOneProgram, beside, fits, packed_templates
 from monograph.capture.trace import capture
 from monograph.checkpoint import save as checkpoint
 from monograph.checkpoint.ranks.group import in_group, save_together
@@ -145,10 +145,17 @@ def _packed(graph: Internals) -> PackedGraph:
             elif declared not in done:
                 done.append(declared)
                 with in_torch_modes(graph, modes):
-                    programs += _templates(graph, declared, places)
+                    for item in (declared, *beside(declared, _without_builds(graph))):
+                        programs += _templates(graph, item, places)
         if not programs:
             raise nothing_to_save(graph)
         return pack_graph(programs, settings, owned, state)
+
+
+def _without_builds(graph: Internals) -> list[Arguments]:
+    """Calls that were compiled and have no build of their own, since one for ranges serves them."""
+    own = [(tree, keys) for (tree, keys, *_), _ in graph.present_builds()]
+    return [item for item in graph.declared if not any(fits(item, *form) for form in own)]
 
 
 def _look_at_mode(name: str, step: Step, owned: Owned) -> None:

@@ -26,6 +26,18 @@ class Branches:
     checks: tuple[tuple[str, Expression], ...]
     read_out: ReadOut | None
 
+    def broken_by_sizes(self) -> str | None:
+        """The first branch that would not be taken whatever the inputs are, where sizes are numbers already."""
+        for about, holds in self.checks:
+            try:
+                if not holds(dict.fromkeys(_LISTS.values(), ())):
+                    return about
+            except IndexError:  # it is about an input
+                continue
+            except (ArithmeticError, TypeError, ValueError):
+                return about
+        return None
+
     def broken(self, inputs: Sequence[Any]) -> str | None:
         """The first branch that would not be taken with these inputs."""
         if not self.checks:

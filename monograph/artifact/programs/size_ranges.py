@@ -18,7 +18,7 @@ from monograph.ir.program import Program
 from monograph.sizes.expression import SMALLEST
 from monograph.sizes.size import Size
 
-_MOST: Final = (
+ANY_SIZE: Final = (
     1 << 24
 )  # nothing is larger in a batch, and products of three still are numbers that a file may have
 
@@ -49,7 +49,7 @@ def ranges(
         smallest = next((sizes for sizes in tried if _can_be_read(stored, sizes)), smallest)
     with_ones = {**smallest, **dict.fromkeys(_together(present, ones), 1)}
     smallest = with_ones if _can_be_read(stored, with_ones) else smallest
-    return tuple((name, low, _MOST) for name, low in smallest.items())
+    return tuple((name, low, ANY_SIZE) for name, low in smallest.items())
 
 
 def _together(names: Iterable[str], known: Collection[frozenset[str]]) -> list[str]:

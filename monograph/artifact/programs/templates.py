@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
-from itertools import combinations, product
+from itertools import combinations, product, zip_longest
 from typing import Final
 
 from monograph.artifact.programs import expressions
@@ -38,7 +38,11 @@ class Sample:
 
 
 class NoTemplateError(Exception):
-    """Two captures differ in more than numbers, or in numbers that follow no rule; says where."""
+    """Two captures differ in more than numbers, or in numbers that follow no rule; says where, with the name of the `node`."""
+
+    def __init__(self, text: str, node: str = "") -> None:
+        super().__init__(text)
+        self.node = node
 
 
 def points(ranges: Sequence[tuple[int, int]]) -> list[Sizes]:
@@ -50,7 +54,35 @@ def points(ranges: Sequence[tuple[int, int]]) -> list[Sizes]:
 
 def join(samples: Sequence[Sample]) -> Json:
     """One JSON for all samples. Raises NoTemplateError."""
-    return _joined([sample.value for sample in samples], [sample.sizes for sample in samples], "")
+    values, sizes = [sample.value for sample in samples], [sample.sizes for sample in samples]
+    if type(values[0]) is not dict or "nodes" not in values[0]:
+        return _joined(values, sizes, "")
+    _check_ops(values, sizes)
+    try:
+        return _joined(values, sizes, "")
+    except NoTemplateError as error:
+        rows = {row[0]: row for row in values[0]["nodes"]}
+        if error.node not in rows:
+            raise
+        raise NoTemplateError(f"{error}, at {_place(rows[error.node], values[0])}") from None
+
+
+def _check_ops(programs: Sequence[Json], sizes: Sequence[Sizes]) -> None:
+    """Raise NoTemplateError for programs with other ops; it names the first."""
+    for program, size in zip(programs, sizes, strict=True):
+        for first, other in zip_longest(programs[0]["nodes"], program["nodes"]):
+            if first is None or other is None or first[1] != other[1]:
+                of, at = (program, other) if other is not None else (programs[0], first)
+                where = size if other is not None else sizes[0]
+                raise NoTemplateError(f"it has other ops from {_place(at, of)} on, for {_shown(where)}")
+
+
+def _place(row: Json, program: Json) -> str:
+    """The op of a node, and the line that it comes from, if it is known."""
+    op = row[1] if type(row[1]) is str else row[0]
+    _, module, file, line = program["origins"][row[4]]
+    inside = f", module {module}" if module else ""
+    return f"{op} ({file}:{line}{inside})" if file else op
 
 
 def by_names(value: Json, names: Sequence[str]) -> Json:
@@ -104,7 +136,7 @@ def _joined(values: Sequence[Json], sizes: Sequence[Sizes], path: str) -> Json:
         return first
     kinds = set(map(type, values))
     if kinds == {list} and len(set(map(len, values))) == 1:
-        if len(first) > 1 and isinstance(first[0], str):
+        if len(first) > 5 and isinstance(first[0], str) and isinstance(first[3], dict):
             path = first[0]  # the name of a node
         return [_joined(items, sizes, path) for items in zip(*values, strict=True)]
     if kinds == {dict} and len(set(map(tuple, values))) == 1:
@@ -113,17 +145,17 @@ def _joined(values: Sequence[Json], sizes: Sequence[Sizes], path: str) -> Json:
         return {_TAG: _polynomial(values, sizes, path)}
     if kinds == {float}:
         return {_TAG: _quotient(values, sizes, path)}
-    raise NoTemplateError(_difference(values, sizes, path))
+    raise _difference(values, sizes, path)
 
 
-def _difference(values: Sequence[Json], sizes: Sequence[Sizes], path: str) -> str:
-    where = f" at {path}" if path else ""
+def _difference(values: Sequence[Json], sizes: Sequence[Sizes], path: str) -> NoTemplateError:
     for item, size in zip(values, sizes, strict=True):
         if item != values[0]:
             lists = type(item) is type(values[0]) is list and len(item) != len(values[0])
             first, other = (f"{len(v)} entries" if lists else str(v)[:60] for v in (values[0], item))
-            return f"it differs{where}: {first} for {_shown(sizes[0])}, {other} for {_shown(size)}"
-    return f"it differs{where}"
+            text = f"it differs: {first} for {_shown(sizes[0])}, {other} for {_shown(size)}"
+            return NoTemplateError(text, path)
+    return NoTemplateError("it differs", path)
 
 
 def _shown(sizes: Sizes) -> str:
@@ -142,7 +174,7 @@ def _polynomial(values: Sequence[int], sizes: Sequence[Sizes], path: str) -> Jso
     rows = [[_product(size, pick) for pick in monomials] for size in sizes]
     coefficients = _solved(rows, [Fraction(item) for item in values])
     if coefficients is None or any(item.denominator != 1 for item in coefficients):
-        raise NoTemplateError(_difference(values, sizes, path))
+        raise _difference(values, sizes, path)
     terms: list[Json] = [
         _term(int(factor), pick) for factor, pick in zip(coefficients, monomials, strict=True) if factor
     ]
@@ -158,7 +190,7 @@ def _quotient(values: Sequence[float], sizes: Sequence[Sizes], path: str) -> Jso
         number = float(round(values[0] * _product(sizes[0], pick), 9))
         if all(number / _product(size, pick) == item for item, size in zip(values, sizes, strict=True)):
             return ["/", number, _term(1, pick)]
-    raise NoTemplateError(_difference(values, sizes, path))
+    raise _difference(values, sizes, path)
 
 
 def _product(sizes: Sizes, pick: tuple[int, ...]) -> int:

@@ -50,6 +50,14 @@ class Dim:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+def with_declared(known: tuple[Arguments, ...], call: Arguments) -> tuple[Arguments, ...]:
+    """The calls that were declared, and another one if it has dims, or if it is described and not given: by specs alone."""
+    leaves: list[Any] = []
+    flatten(call, leaves)
+    is_described = all(isinstance(leaf, (Spec, int, float, str, bytes, type(None))) for leaf in leaves)
+    return (*known, call) if dims_in(call) or (is_described and call not in known) else known
+
+
 def dims_in(arguments: Arguments) -> tuple[Dim, ...]:
     """The dims that specs among the arguments have, each once."""
     leaves: list[Any] = []
