@@ -20,10 +20,12 @@ from monograph.artifact.pack import (
     pack,
     pack_graph,
 )
-from monograph.artifact.programs.templates import Sizes
+from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.ranges import NotOneProgram, beside, fits, packed_templates
+from monograph.artifact.unpack import check_readable
 from monograph.capture.trace import capture
 from monograph.checkpoint import save as checkpoint
+from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.ranks.group import in_group, save_together
 from monograph.checkpoint.write import Parts, existing, write
 from monograph.errors import ArtifactError
@@ -149,7 +151,20 @@ def _packed(graph: Internals) -> PackedGraph:
                         programs += _templates(graph, item, places)
         if not programs:
             raise nothing_to_save(graph)
+        for program in programs:
+            _check_readable(program)
         return pack_graph(programs, settings, owned, state)
+
+
+def _check_readable(program: PackedProgram) -> None:
+    """Raise Refused for a program that `load` would refuse: torch describes some ops otherwise when a step is captured."""
+    try:
+        check_readable(instance(program.program, tuple(low for _, low, _ in program.dims)))
+    except Damaged as error:
+        raise Refused(
+            f"load() would refuse the program: {error}",
+            "return what that op reads, and use the op after the call",
+        ) from error
 
 
 def _without_builds(graph: Internals) -> list[Arguments]:

@@ -87,6 +87,11 @@ def unpack(
     return Unpacked(signature, bound, branches, _steps(stored["steps"], environment.state))
 
 
+def check_readable(stored: Json) -> None:
+    """`Damaged` for a program that could not be read again, even by who trusts it."""
+    _check_rules(program_from_json({key: stored[key] for key in PROGRAM_KEYS}, trust=True))
+
+
 def _check_rules(program: Program) -> None:
     check(len(output_nodes(program.graph)) == len(program.outputs), "a program has a wrong number of outputs")
     try:

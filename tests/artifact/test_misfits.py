@@ -94,3 +94,30 @@ def test_a_size_outside_of_the_range(tmp_path: Path, size: int, dim: str) -> Non
     assert f'mg.Dim("batch", {dim})' in caught.value.hint
     with pytest.raises(mg.SignatureError, match="is a nested tensor"):
         artifact([torch.nested.nested_tensor([torch.ones(3)])])
+
+
+def _by_sign(x: Tensor) -> Tensor:
+    made: Tensor = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("call", "op"),
+    [(torch.linalg.svdvals, "_linalg_svd is (f32[0], f32[3], f32[0]), not"), (_by_sign, "f32[3, 3]")],
+)
+def test_what_could_not_be_loaded_is_not_saved(
+    tmp_path: Path, call: Callable[[Tensor], Tensor], op: str
+) -> None:
+    """Torch describes the result of some ops otherwise where a step is captured."""
+
+    class Predict(mg.Graph):
+        def build(self, x: Tensor) -> Tensor:
+            return call(x)
+
+    with torch.no_grad():
+        step = Predict()
+        step(torch.ones(3, 3))
+        with pytest.raises(mg.ArtifactError, match=r"load\(\) would refuse the program") as caught:
+            mg.save(step, tmp_path / "never")
+    assert op in caught.value.message
+    assert not (tmp_path / "never").exists()

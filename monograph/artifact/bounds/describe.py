@@ -88,6 +88,10 @@ def _fake_tensor(item: Any) -> Any:
     return item.empty() if isinstance(item, TensorMeta) else item
 
 
+def _text(described: Any) -> str:
+    return f"({', '.join(map(_text, described))})" if isinstance(described, tuple) else str(described)
+
+
 class _Run:
     """Runs the graphs of one program on fakes."""
 
@@ -114,7 +118,7 @@ class _Run:
         found, stated = plain(describe(result)), plain(value(node))
         check(
             found == stated or (stated is None and node.op == "get_attr"),
-            f"{node.name} is {found}, not {stated}",
+            f"{node.name} is {_text(found)}, not {_text(stated)}",
         )
 
     def _result(self, node: fx.Node, module: fx.GraphModule, made: Mapping[fx.Node, Any]) -> Any:
