@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from monograph.ir.call.modes import GRADIENTS_THERE
 from monograph.ir.call.reason import OF_GROUP, Cause, Reason
+from monograph.user_code.files import is_installed_file
 
 ALL_FURTHER: Final = "one build serves all further values of {place}: nothing to do"
 _NEEDS: Final = (
@@ -127,6 +129,10 @@ def _about_values(reason: Reason) -> str:
     if found := _OF_METRICS.match(reason):
         return _METRICS[found[2]].format(place=found[1])
     if " changed from absent to " in reason:
+        if _is_of_library(reason.place):
+            return (
+                f"a library makes {reason.place} at its first use: this costs one build, and nothing is to do"
+            )
         return (
             f"{reason.place} was not there before: give it a value before the first call, as in __init__(), and there is no "
             "such build"
@@ -135,6 +141,11 @@ def _about_values(reason: Reason) -> str:
         return _CONSTANT.format(place=reason.place)
     grows = _GROWS if reason.what == "tensor" and reason.startswith("shape of ") else ""
     return (_OF_VALUES.get(reason.what, _OF_VALUES["object"]) + grows).format(place=reason.place)
+
+
+def _is_of_library(place: str) -> bool:
+    module = sys.modules.get(place.partition(".")[0])
+    return is_installed_file(str(getattr(module, "__file__", "")))
 
 
 def _about_hyperparameters(reason: Reason) -> str:

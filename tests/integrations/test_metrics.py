@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+from lightning_utilities.core import imports
 from torch import nn
 from torchmetrics import classification
 
@@ -130,3 +131,18 @@ def test_what_is_written_then_has_one_build_and_the_value(make: Callable[[], Any
         graph(x)
     assert len(graph.builds) == 1
     assert graph.metric.compute() == plain.compute()
+
+
+def test_the_first_use_of_a_library_costs_one_build(caplog: pytest.LogCaptureFixture) -> None:
+    """It finds out which packages there are, in caches of functions and in attributes of an object of its own."""
+    asked = torchmetrics.utilities.data._XLA_AVAILABLE
+    for name in ("available", "message"):
+        vars(asked).pop(name, None)
+    imports.module_available.cache_clear()
+    imports.package_available.cache_clear()
+    step = Measured(classification.MulticlassAccuracy(num_classes=3), updated)
+    for _ in range(3):
+        step(torch.randn(4, 3))
+    assert len(step.builds) == 2
+    assert "_XLA_AVAILABLE.available at its first use: this costs one build" in caplog.text
+    assert "captured anew" not in caplog.text

@@ -12,11 +12,12 @@ from types import FunctionType
 from typing import Any, Final
 
 from monograph.capture.effects.containers import objects_in
-from monograph.capture.effects.held_fakes import holds_numbers_alone
+from monograph.capture.effects.held_fakes import caches_of_libraries, holds_numbers_alone
 from monograph.capture.guards.objects import differences
 from monograph.capture.guards.sources.hidden import Probe
 from monograph.capture.guards.sources.libraries import is_tracing
 from monograph.capture.guards.sources.places import Content, Entries, Kind, Source
+from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
@@ -129,17 +130,14 @@ def not_alike(label: str, hint: str) -> CaptureError:
     )
 
 
-def undo_effects(
-    sources: list[Source],
-    covered: Collection[int],
-    is_traced: Callable[[Any], bool],
-    is_forgotten: Callable[[Source], bool],
-) -> Effects:
+def undo_effects(reach: Reach, covered: Collection[int], is_traced: Callable[[Any], bool]) -> Effects:
     """Put everything back as it was before the code ran that could read it; gives what had changed.
 
     `covered` are the ids of the containers that others put back; `is_traced` says what holds tensors of the trace.
-    Sources that changed and are in an object that `is_forgotten` are no place outside of the step: they are taken out.
+    Sources that changed and are in an object that is forgotten are no place outside of the step: they are taken out.
+    What functions of libraries have put into their caches stays there: they would give the same again.
     """
+    sources, caches = reach.sources, caches_of_libraries(reach.caches)
     effects, forgotten = Effects(), list[Source]()
     for source in sources:
         kept = id(source.container()) in covered
@@ -153,10 +151,12 @@ def undo_effects(
             continue  # an object that the step itself has made
         _forget_the_trace(source)
         first = next(differences(source), None)
-        if first is not None and is_forgotten(source):
+        if first is not None and reach.is_forgotten(source):
             forgotten.append(source)
             continue
-        if first is not None:
+        if first is not None and isinstance(source, Content) and id(source.content) in caches:
+            source.recorded = dict(source.now())
+        elif first is not None:
             _undo(source, source.item_label(first[1]), effects, is_traced)
         if isinstance(source, Entries):
             _undo_stores(source, effects, is_traced)

@@ -18,6 +18,7 @@ from monograph.capture.guards.sources.values import items_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError
+from monograph.user_code.files import is_installed_file
 from monograph.user_code.lines import Origin
 
 _DEPTH = 4  # of nesting; an object may hold anything, even itself
@@ -54,6 +55,18 @@ def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
             cache.cache_clear()
             forgotten.append(label)
     return forgotten
+
+
+def caches_of_libraries(caches: Iterable[tuple[Any, str]]) -> frozenset[int]:
+    """The ids of the dicts in which caches of functions of libraries hold what was computed."""
+    found = set[int]()
+    for cache, _ in caches:
+        code = getattr(getattr(cache, "__wrapped__", None), "__code__", None)
+        if code is not None and is_installed_file(code.co_filename):
+            found |= {
+                id(item) for item in gc.get_referents(cache) if type(item) is dict and item is not vars(cache)
+            }
+    return frozenset(found)
 
 
 def not_repeatable(

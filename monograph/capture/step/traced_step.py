@@ -202,9 +202,7 @@ class TracedStep:
 
     def _undo(self) -> None:
         self.forgotten = forget_cached(self.reach.caches)
-        self.effects = undo_effects(
-            self.reach.sources, self.snapshot.covered, holds_fakes, self.reach.is_forgotten
-        )
+        self.effects = undo_effects(self.reach, self.snapshot.covered, holds_fakes)
         self.effects.found += self.side_effects.hooks + self.side_effects.structure
         self.effects.lost += self._threads.started
         self.objects.numbers.remove()
