@@ -128,9 +128,28 @@ def of_a_global(self: Any, x: torch.Tensor) -> Any:
     return {"losses": loss, "log_losses_off": getattr(self, "log")}  # noqa: B009
 
 
+def by_a_variable(self: Any, x: torch.Tensor) -> Any:
+    loss = loss_of(self, x)
+    losses = self.losses
+    losses.append(loss.item())
+    if losses is not None and x.shape[0] > 2:
+        losses.extend([loss.item(), 2.0])
+    return loss
+
+
+def if_it_is_kept(self: Any, x: torch.Tensor) -> Any:
+    loss = loss_of(self, x)
+    if self.losses is not None:
+        self.losses.append(loss.item())
+    is_left_out = self.losses is None
+    return loss, is_left_out
+
+
 @pytest.mark.parametrize(
     "build",
     [
+        by_a_variable,
+        if_it_is_kept,
         a_key,
         keys,
         a_text_beside_other_names,
@@ -170,6 +189,42 @@ def by_pattern(self: Any) -> Any:
             return found
 
 
+def by_a_variable_after_all(self: Any) -> Any:
+    losses = self.losses
+    losses.append(1.0)
+    return losses
+
+
+def by_two_variables(self: Any) -> Any:
+    losses = self.losses
+    found = others = losses
+    others.append(1.0)
+    return [0] * len(found)
+
+
+def by_locals(self: Any) -> Any:
+    losses = self.losses
+    losses.append(1.0)
+    return locals()["losses"]
+
+
+def by_a_generator(self: Any) -> Any:
+    losses = self.losses
+    losses.append(1.0)
+    return [item for item in losses if item]
+
+
+def by_a_closure(self: Any) -> Any:
+    losses = self.losses
+    losses.append(1.0)
+    return (lambda: losses)()
+
+
+def by_its_truth(self: Any) -> Any:
+    losses = self.losses
+    return [1] if losses else [1, 2]
+
+
 def of(name: str) -> Callable[[Any], Any]:
     return lambda self: getattr(self, name)
 
@@ -185,6 +240,12 @@ READS: dict[str, Callable[[Any], Any]] = {
     "default": by_default,
     "pattern": by_pattern,
     "closure": of("losses"),
+    "variable": by_a_variable_after_all,
+    "two variables": by_two_variables,
+    "locals": by_locals,
+    "generator": by_a_generator,
+    "variable of a closure": by_a_closure,
+    "truth": by_its_truth,
     "attrgetter": lambda self: operator.attrgetter("losses")(self),
     "object": lambda self: object.__getattribute__(self, "losses"),
     "format": lambda self: TEXT.format(self),

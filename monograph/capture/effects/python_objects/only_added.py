@@ -1,7 +1,8 @@
 """Is a list only added to? That follows from the code that ran.
 
 A list can be got at through the places that hold it. If the one place is an attribute of an object that was watched, it is
-known which instructions have read it, and each must do one thing with what it finds there: call its `append` or `extend`.
+known which instructions have read it, and each must do one thing with what it finds there: call its `append` or `extend`,
+by way of a variable or not, or ask if it is None.
 Elsewhere that must hold for each piece of code that ran and spells the name of the attribute, of the global or of the
 variable of a closure. A text may spell a name only for code that looks for attributes by texts. If the list is an entry of a
 dict, all of this holds for the name of the dict, of which code must take one entry and add to it.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import dis
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -98,8 +99,37 @@ def _adds_at(code: CodeType, place: int, name: str, *, in_dict: bool) -> bool:
     instructions = _instructions(code)
     at = max(index for index, item in enumerate(instructions) if item.offset <= place)
     item, following = instructions[at], instructions[at + 1 : at + _REACH]
-    is_read = item.opname == "LOAD_ATTR" and item.argval == name and not _is_called(item)
-    return is_read and _is_added_to(following, in_dict=in_dict)
+    if item.opname != "LOAD_ATTR" or item.argval != name or _is_called(item) or not following:
+        return False
+    if following[0].opname == "STORE_FAST":
+        return _only_adds_to_local(code, instructions, following[0].argval, in_dict=in_dict)
+    return _asks_for_none(following) or _is_added_to(following, in_dict=in_dict)
+
+
+def _asks_for_none(following: Sequence[dis.Instruction]) -> bool:
+    """True for `is None`, which looks at nothing that a list holds."""
+    if following[0].opname.endswith(("_IF_NONE", "_IF_NOT_NONE")):
+        return True
+    names = [item.opname for item in following[:2]]
+    return names == ["LOAD_CONST", "IS_OP"] and following[0].argval is None
+
+
+def _only_adds_to_local(
+    code: CodeType, instructions: Sequence[dis.Instruction], variable: str, *, in_dict: bool
+) -> bool:
+    """True if code only adds to what is in a variable of its own: `kept = self.kept`."""
+    names = names_of(code)
+    if names.globals & _OF_FRAMES or names.attributes & _OF_VARIABLES:
+        return False
+    for at, item in enumerate(instructions):
+        found = item.argval if isinstance(item.argval, tuple) else (item.argval,)  # some instructions use two
+        if "FAST" not in item.opname or variable not in found or item.opname in ("STORE_FAST", "DELETE_FAST"):
+            continue
+        following = list(instructions[at + 1 : at + _REACH])
+        is_read = item.opname == "LOAD_FAST" and bool(following)
+        if not is_read or not (_asks_for_none(following) or _is_added_to(following, in_dict=in_dict)):
+            return False
+    return True
 
 
 def _only_adds(code: CodeType, name: str, reach: Reach, *, is_global: bool, in_dict: bool) -> bool:
