@@ -28,7 +28,7 @@ test-all: test-integrations
 # all that `make test-all` leaves out of what is for several processes: optimizers, layouts and workloads on two and four;
 # an hour on two cores
 ranks: $(INSTALLED)
-	$(PYTEST) -m "ranks or search" tests/distributed tests/checkpoint/ranks
+	$(PYTEST) --dist loadfile -m "ranks or search" tests/distributed tests/checkpoint/ranks
 
 # the page of to_html() in a browser; needs Chromium (Debian: apt install chromium)
 test-html: $(HTML_INSTALLED)
