@@ -61,7 +61,8 @@ _CONSTANT: Final = (
 )
 _LENGTH: Final = (
     "each length of {place} has a build: what build() only appends can be returned, and appended after the call; the last n "
-    "fit into one tensor of a fixed size, as last = torch.zeros(n, *new.shape): last.copy_(torch.cat([last[1:], new.detach()[None]]))"
+    "fit into one tensor of a fixed size, as last = torch.zeros(n, *new.shape): last.copy_(torch.cat([last[1:], new.detach()[None]])); "
+    "leave out the rows that are not filled yet, by a tensor that counts"
 )
 _GROWS: Final = (
     "; one that grows can have its last size from the beginning, and hold the last n rows: "
