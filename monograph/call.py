@@ -82,11 +82,11 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
                 raise
             return result if padded is None else padded.finish(result)
     except MonographError as error:
-        raise error.brief()  # noqa: B904  # it is the same error
+        raise error.brief()
     except Exception as error:
-        raise with_own_frames(error)  # noqa: B904  # it is the same error
+        raise with_own_frames(error)
     except KeyboardInterrupt as error:
-        raise after_interrupt(error)  # noqa: B904  # it is the same error
+        raise after_interrupt(error)
 
 
 def compile_only(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -101,11 +101,11 @@ def build_of_call(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     try:
         return _build_of_call(self._monograph, args, kwargs)
     except MonographError as error:
-        raise error.brief()  # noqa: B904  # it is the same error
+        raise error.brief()
     except Exception as error:
-        raise with_own_frames(error)  # noqa: B904  # it is the same error
+        raise with_own_frames(error)
     except KeyboardInterrupt as error:
-        raise after_interrupt(error)  # noqa: B904  # it is the same error
+        raise after_interrupt(error)
 
 
 def _build_of_call(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, Call]:

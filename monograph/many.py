@@ -52,7 +52,7 @@ def many_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
             return made.results.stacked()
         except MonographError as error:
             error.message += _told(made.number, steps.number, error)
-            raise error.brief()  # noqa: B904  # it is the same error
+            raise error.brief()
         except Exception as error:
             error.add_note(_told(made.number, steps.number, error).strip(" ()"))
             raise

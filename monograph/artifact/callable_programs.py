@@ -92,7 +92,7 @@ class StoredSignature(Displayed):
             with self._lock:
                 return self._run(args, kwargs)
         except MonographError as error:
-            raise error.brief()  # noqa: B904  # it is the same error
+            raise error.brief()
 
     def __str__(self) -> str:
         return "\n".join(f"{self.name}{item}" for item in self.programs)
@@ -123,7 +123,7 @@ class StoredSignature(Displayed):
                     self._torn = error.message
                     raise
                 except Exception as error:
-                    raise _failure(self.name, error)  # noqa: B904  # the error has what it came from
+                    raise _failure(self.name, error)  # the error has what it came from
         if broken is not None:
             raise ArtifactError(
                 f"{self.name} was captured for steps in which `{broken}` holds, and this one needs another program",

@@ -69,7 +69,7 @@ class Package(Brief):
         try:
             leaves = self._arguments.leaves(args, kwargs)
         except SignatureError as error:
-            raise error.brief()  # noqa: B904  # it is the same error
+            raise error.brief()
         with self._lock, torch.no_grad():
             try:
                 outputs = iter(self._native.run([_tensor(leaves[index]) for index in self._given]))

@@ -44,7 +44,7 @@ def largest_batch(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any
         with graph.store.lock, graph.first_state.hidden(graph.registry.optimizers):
             return _Search(graph, arguments, limit).found()
     except MonographError as error:
-        raise error.brief()  # noqa: B904  # it is the same error
+        raise error.brief()
 
 
 def _limit(memory: Any) -> int:

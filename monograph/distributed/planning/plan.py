@@ -50,7 +50,7 @@ def plan_ranks(
                 plans, steps = _data_parallel(graph, arguments, grid, settings)
         check_together(steps)
     except MonographError as error:
-        raise error.brief()  # noqa: B904  # it is the same error
+        raise error.brief()
     return RanksPlan(graph.name, grid, plans, steps)
 
 
