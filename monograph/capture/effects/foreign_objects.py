@@ -154,7 +154,8 @@ def undo_effects(reach: Reach, covered: Collection[int], is_traced: Callable[[An
         if first is not None and reach.is_forgotten(source):
             forgotten.append(source)
             continue
-        if first is not None and isinstance(source, Content) and id(source.content) in caches:
+        in_cache = isinstance(source, Content) and id(source.content) in caches
+        if first is not None and in_cache and not any(map(is_traced, source.now().values())):
             source.recorded = dict(source.now())
         elif first is not None:
             _undo(source, source.item_label(first[1]), effects, is_traced)

@@ -268,6 +268,23 @@ def test_a_cache_without_a_limit_keeps_what_the_first_step_has_drawn() -> None:
     assert left() == 0
 
 
+def test_the_cache_of_a_library_gets_none() -> None:
+    """What it has found out stays there, and tensors of the step do not."""
+    library: dict[str, Any] = {"functools": functools}
+    text = """
+@functools.cache
+def kept(name, make):
+    return make()
+"""
+    exec(compile(text, "/lib/site-packages/library.py", "exec"), library)
+    kept = library["kept"]
+    assert Plain(lambda x: x * kept("two", lambda: 2))(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert kept.cache_info().currsize == 1
+    with pytest.raises(mg.CaptureError, match="an object that holds tensors of the step into"):
+        Plain(lambda x: x * next(kept("half", lambda: iter([x * 0.5]))))(torch.ones(2))
+    assert left() == 0
+
+
 def test_a_generator_that_waits() -> None:
     def doubled(x: torch.Tensor) -> Iterator[torch.Tensor]:
         while True:
