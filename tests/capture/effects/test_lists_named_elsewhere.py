@@ -7,6 +7,7 @@ import gc
 import inspect
 import operator
 import pickle
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -208,6 +209,16 @@ def by_locals(self: Any) -> Any:
     return locals()["losses"]
 
 
+def of_the_caller() -> Any:
+    return sys._getframe(1).f_locals["losses"]
+
+
+def by_a_frame(self: Any) -> Any:
+    losses = self.losses
+    losses.append(1.0)
+    return of_the_caller()
+
+
 def by_a_generator(self: Any) -> Any:
     losses = self.losses
     losses.append(1.0)
@@ -243,6 +254,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "variable": by_a_variable_after_all,
     "two variables": by_two_variables,
     "locals": by_locals,
+    "frame": by_a_frame,
     "generator": by_a_generator,
     "variable of a closure": by_a_closure,
     "truth": by_its_truth,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dis
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -34,6 +34,7 @@ _METHOD_IS_A_FLAG = "LOAD_METHOD" not in {
 _REACH = 8  # instructions from a dict to the method of its list
 # what gets at the variables of functions and frames by other ways than their names
 _OF_VARIABLES = frozenset({"__closure__", "cell_contents", "f_locals"})
+_OF_LOCALS = frozenset({"f_locals"})  # of functions alone that are running
 _OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
 # of variables and arguments, which are no attributes
 _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
@@ -53,7 +54,9 @@ def is_only_added_to(content: list[Any], reach: Reach, reads: Reads) -> bool:
         return False
     sites = None if reach.looks_by_names else reads.sites_of(source.entries, name)
     if sites is not None:
-        return bool(sites) and all(_adds_at(code, place, name, in_dict=in_dict) for code, place in sites)
+        return bool(sites) and all(
+            _adds_at(code, place, name, reach, in_dict=in_dict) for code, place in sites
+        )
     if name in reach.stored or name in reach.made_up:
         return False
     is_global = "__builtins__" in source.entries  # else no global name leads there
@@ -69,15 +72,19 @@ def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
 def _variable_only_adds(source: Closure, reach: Reach, *, in_dict: bool) -> bool:
     """The same of a list or dict in a variable that functions share."""
     names = reach.names_of_variable(source.cell)
+    if _spell(reach.codes(), _OF_VARIABLES):
+        return False
     for code in reach.codes():
-        found = names_of(code)
-        if found.attributes & _OF_VARIABLES:
-            return False
         if names.isdisjoint(code.co_freevars + code.co_cellvars):
             continue
-        if found.globals & _OF_FRAMES or not _reads_only_to_add(code, names, in_dict=in_dict):
+        if names_of(code).globals & _OF_FRAMES or not _reads_only_to_add(code, names, in_dict=in_dict):
             return False
     return bool(names)
+
+
+def _spell(codes: Iterable[CodeType], attributes: Collection[str]) -> bool:
+    """True if one of these pieces of code spells one of these attributes."""
+    return any(not names_of(code).attributes.isdisjoint(attributes) for code in codes)
 
 
 def _reads_only_to_add(code: CodeType, names: Collection[str], *, in_dict: bool) -> bool:
@@ -94,7 +101,7 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     return [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
 
 
-def _adds_at(code: CodeType, place: int, name: str, *, in_dict: bool) -> bool:
+def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, in_dict: bool) -> bool:
     """True if the instruction of code that runs at this place reads the attribute, and the next ones add to it."""
     instructions = _instructions(code)
     at = max(index for index, item in enumerate(instructions) if item.offset <= place)
@@ -102,7 +109,9 @@ def _adds_at(code: CodeType, place: int, name: str, *, in_dict: bool) -> bool:
     if item.opname != "LOAD_ATTR" or item.argval != name or _is_called(item) or not following:
         return False
     if following[0].opname == "STORE_FAST":
-        return _only_adds_to_local(code, instructions, following[0].argval, in_dict=in_dict)
+        variable = following[0].argval
+        is_own = not _spell(reach.own_codes(), _OF_LOCALS) and not names_of(code).globals & _OF_FRAMES
+        return is_own and _only_adds_to_local(instructions, variable, in_dict=in_dict)
     return _asks_for_none(following) or _is_added_to(following, in_dict=in_dict)
 
 
@@ -114,13 +123,8 @@ def _asks_for_none(following: Sequence[dis.Instruction]) -> bool:
     return names == ["LOAD_CONST", "IS_OP"] and following[0].argval is None
 
 
-def _only_adds_to_local(
-    code: CodeType, instructions: Sequence[dis.Instruction], variable: str, *, in_dict: bool
-) -> bool:
+def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, *, in_dict: bool) -> bool:
     """True if code only adds to what is in a variable of its own: `kept = self.kept`."""
-    names = names_of(code)
-    if names.globals & _OF_FRAMES or names.attributes & _OF_VARIABLES:
-        return False
     for at, item in enumerate(instructions):
         found = item.argval if isinstance(item.argval, tuple) else (item.argval,)  # some instructions use two
         if "FAST" not in item.opname or variable not in found or item.opname in ("STORE_FAST", "DELETE_FAST"):
