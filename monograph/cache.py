@@ -302,13 +302,13 @@ class BuildCache:
 
     def _reasons(self, call: Call) -> Iterator[list[Reason]]:
         """All that keeps a build from serving this call, for one build after the other."""
-        for taken in self._taken(call):
+        forms = list(self._taken(call))
+        for taken in forms:
             for build in self.builds_for(taken):
                 yield [*build.differences(taken)] or [Reason("a guard failed")]
-        for taken in self._taken(call):
+        for taken in forms:
             if not self._live.get(taken.key) and taken.key in self._let_go:
                 yield [self._let_go[taken.key]]
-        forms = list(self._taken(call))
         for known in reversed(self._live):
             for taken in forms:
                 if known.signature[:3] == taken.key.signature[:3]:

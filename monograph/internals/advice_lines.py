@@ -43,9 +43,8 @@ _INSTEAD: Final = {  # what is the same and has one build for all values of a nu
     "uniform_": "n * torch.rand(shape)",
     "bernoulli": "torch.rand_like(x) < n",
 }
-_SAID_BY_ALL: Final = frozenset(
-    {"tensor", "as_tensor", "scalar_tensor", "full", "batch_norm"}
-)  # in _NEEDS_FLOAT
+# in _NEEDS_FLOAT
+_SAID_BY_ALL: Final = frozenset({"tensor", "as_tensor", "scalar_tensor", "full", "batch_norm"})
 _OF_FLOATS: Final = re.compile(r" changed from -?[\d.e+-]*[.e][\d.e+-]* to ")
 _OF_PARTS: Final = re.compile(
     r"\bhas (?:a new|no) (?:module|parameter|buffer)\b|^the module \S+ is new| changed from absent to a tensor"

@@ -24,9 +24,8 @@ _LAST_STEP: Final = 128
 _TOGETHER: Final = 12  # moves that are made at once
 _PUT_BACK: Final = 200  # units that are looked at, at most, whether they need not be dropped
 _FAILURES: Final = 40  # moves that are tried in vain before a target is given up
-_MOST_MOVES: Final = (
-    100_000  # that a quick search looks at: two seconds; the models of the benchmarks need 6,000
-)
+# that a quick search looks at: two seconds; the models of the benchmarks need 6,000
+_MOST_MOVES: Final = 100_000
 _BYTES_FOR_A_MOVE: Final = 64  # of a peak: a small one is not worth a long search
 
 
