@@ -172,7 +172,7 @@ def test_what_cannot_be_split_is_refused_as_before() -> None:
     for rows in (32, 24):
         assert_alike(step, reference, rows)
     for rows in (10, 3, 1, 26):
-        with pytest.raises(mg.SignatureError, match=rf"x has {rows} rows: .* 4 equal micro-batches"):
+        with pytest.raises(mg.SignatureError, match=rf"x has {rows} rows?: .* 4 equal micro-batches"):
             step(*batch(rows))
         with pytest.raises(mg.SignatureError, match="4 equal micro-batches"):
             step(torch.randn(8, 6), torch.randint(3, (rows,)))
