@@ -21,7 +21,8 @@ from monograph.compat.ops import (
     packet_name,
     schema_arguments,
 )
-from monograph.distributed.programs.collectives import read_by
+from monograph.distributed.programs.collectives import begins_collective, read_by
+from monograph.distributed.programs.gather_again import gathered_twice
 from monograph.ir.memory import changed_by
 from monograph.ir.meta import computes, origin
 from monograph.ir.program import Program
@@ -90,7 +91,8 @@ class Problem:
     the units that these are, or -1; `unit_of` the unit that drops it, or -1. `forced` are the units that are dropped in any
     case: those in regions of activation checkpointing, but for what forward reads outside of its region. `inside` are bytes that
     the op at a position holds while it runs, besides what it makes; `over` has positions of ops with a storage that each may
-    write its result over, if it is the last reader.
+    write its result over, if it is the last reader. `twins` has storages with another one that holds the same for backward, and the
+    position from which on it does: what runs again later reads that one.
     """
 
     steps: int
@@ -105,6 +107,12 @@ class Problem:
     renewed_nbytes: Mapping[int, int]
     inside: Mapping[int, int]
     over: tuple[tuple[int, int], ...]
+    twins: Mapping[int, tuple[int, int]]
+
+    def read_at(self, item: int, place: int) -> int:
+        """The storage that a unit reads in place of this one if it runs again at a place."""
+        twin, there = self.twins.get(item, (item, place))
+        return twin if there < place else item
 
     @cached_property
     def useful(self) -> tuple[int, ...]:
@@ -208,6 +216,7 @@ class _Reading:
             held,
             dict(self._held_inside()),
             over,
+            dict(self._twins()),
         )
 
     def _shown(self, node: fx.Node) -> Iterator[int]:
@@ -273,6 +282,15 @@ class _Reading:
             if is_first and ends[item] == position and (made in new or made in found):
                 found.add(item)
                 yield item
+
+    def _twins(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        place = {node: position for position, node in enumerate(self.nodes)}
+        twice = gathered_twice(self.program.graph)
+        for node in reversed(twice):  # so that of what shows a storage the first counts
+            if not begins_collective(node):  # until it is awaited nothing can be read
+                twin = twice[node]
+                pairs = zip(self._shown(node), self._shown(twin), strict=True)
+                yield from ((item, (other, place[twin])) for item, other in pairs)
 
     def _held_inside(self) -> Iterator[tuple[int, int]]:
         """What parts hold while they run, more than what they make."""

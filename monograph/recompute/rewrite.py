@@ -9,6 +9,7 @@ from typing import Final
 
 from torch import fx
 
+from monograph.distributed.programs.gather_again import gathered_twice
 from monograph.ir.meta import computes, origin, set_origin
 from monograph.ir.program import Program
 from monograph.passes.dce import dce
@@ -25,14 +26,23 @@ def rewritten(program: Program, units: Sequence[Unit], again: Sequence[tuple[int
     places: dict[int, list[Unit]] = {}
     for place, index in again:
         places.setdefault(place, []).append(units[index])
-    return dce(program.with_graph(_Copying(aliases(program).views, places).copied(program.graph)))
+    copying = _Copying(aliases(program).views, places, gathered_twice(program.graph))
+    return dce(program.with_graph(copying.copied(program.graph)))
 
 
 class _Copying:
-    """Copies a graph node by node. `_now` has for each value the node that has it at the moment, the latest copy."""
+    """Copies a graph node by node. `_now` has for each value the node that has it at the moment, the latest copy.
 
-    def __init__(self, views: frozenset[str], places: Mapping[int, Sequence[Unit]]) -> None:
-        self._views, self._places = views, places
+    `twins` are values that were gathered again: what runs again reads those, so that the others may be gone.
+    """
+
+    def __init__(
+        self,
+        views: frozenset[str],
+        places: Mapping[int, Sequence[Unit]],
+        twins: Mapping[fx.Node, fx.Node],
+    ) -> None:
+        self._views, self._places, self._twins = views, places, twins
         self._items = {item for units in places.values() for unit in units for item in unit.items}
         self._now: dict[fx.Node, fx.Node] = {}
         self._early: set[fx.Node] = set()  # made with their units, before the program comes to them
@@ -67,9 +77,23 @@ class _Copying:
                 self._now[node] = self._again(node)
         return self._now[node]
 
+    def _late_value(self, node: fx.Node) -> fx.Node:
+        """The same for what runs again; a view of what was gathered again may be there of what was gathered first alone."""
+        if not self._is_there_twice(node):
+            return self._value(node)
+        twin = self._twins.get(node)
+        return self._again(node) if twin is None else self._now[twin]
+
+    def _is_there_twice(self, node: fx.Node) -> bool:
+        if node in self._twins:
+            return self._twins[node] in self._now
+        return node.name in self._views and any(map(self._is_there_twice, node.all_input_nodes))
+
     def _again(self, node: fx.Node, instead: Mapping[fx.Node, fx.Node] | None = None) -> fx.Node:
         known = instead or {}
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: known.get(item) or self._value(item))
+        args, kwargs = fx.map_arg(
+            (node.args, node.kwargs), lambda item: known.get(item) or self._late_value(item)
+        )
         copy = self._graph.create_node(node.op, node.target, args, kwargs, f"{node.name}{_SUFFIX}")
         copy.meta.update(node.meta)
         set_origin(copy, replace(origin(node), again=True))

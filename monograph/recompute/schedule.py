@@ -97,7 +97,7 @@ class Scheduler:
         briefly: list[tuple[int, int]] = []  # what also leaves the program: it is there already
         for rank, (place, index) in enumerate(again):
             unit, now = problem.units[index], place + rank
-            for item in unit.reads:
+            for item in (problem.read_at(read, place) for read in unit.reads):
                 if item in made:
                     made[item][1] = max(made[item][1], now)
                 elif ends[item] < now:
@@ -175,7 +175,7 @@ class _Decided:
             self.again.append((place, index))
             self.seconds += seconds[index]
             for item in unit.reads:
-                other = unit_of[item]
+                other = unit_of[problem.read_at(item, place)]
                 if other >= 0 and wanted[other] > place:
                     wanted[other] = place
             used = unit.stays or len(unit.own) > len(unit.dropped)

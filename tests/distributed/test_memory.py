@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import monograph as mg
+from monograph.distributed.programs.begun import unpacks
 from monograph.distributed.programs.collectives import awaited_by, begins_collective
 from monograph.runtime.one_piece import most_allocated
 from tests.distributed.training import Case, Wrong, assert_right
@@ -94,6 +95,58 @@ def steps_hold_what_is_planned(rank: int, stage: int, backend: str) -> None:
     )
 
 
+def what_runs_again_reads_what_was_gathered_again(rank: int) -> None:
+    """Not what was gathered for forward, which then would be held beside it."""
+    layers = [
+        nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+        for _ in range(5)
+    ]
+    base = nn.Sequential(*layers)
+    eager, step = DistributedDataParallel(copy.deepcopy(base)), Step(base, 3)
+    step.config.enable_zero(stage=3, shard_min_size=0)
+    optimizer = torch.optim.AdamW(eager.parameters(), lr=0.01)
+    for index in range(3):
+        x = torch.randn(2048, WIDTH, generator=torch.Generator().manual_seed(2 * index + rank))
+        loss = eager(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert_same(loss.detach(), step(x).detach(), f"loss {index}")
+    (build,) = step.builds
+    nodes = [*build.program.graph.nodes]
+    place = {node: index for index, node in enumerate(nodes)}
+    again = {source for node in nodes if "_again" in node.name for source in node.all_input_nodes}
+    sent: dict[frozenset[str], list[fx.Node]] = {}
+    for node in filter(begins_collective, nodes):
+        if "all_gather" in node.name:
+            sent.setdefault(frozenset(_parameters_of(node)), []).append(node)
+    twice = [pair for pair in sent.values() if len(pair) == 2]
+    assert len(twice) >= 2, sent
+    read = 0
+    for first, second in twice:
+        (wait,) = (node for node in second.users if awaited_by(node))
+        assert max(place[node] for node in _shown_by(first)) < place[wait], first
+        read += not again.isdisjoint(_shown_by(second))
+    assert read >= 2, "nothing runs again that reads parameters"
+
+
+def _parameters_of(node: fx.Node) -> set[str]:
+    if node.op == "placeholder":
+        return {node.name}
+    return set[str]().union(*map(_parameters_of, node.all_input_nodes))
+
+
+def _shown_by(gather: fx.Node) -> set[fx.Node]:
+    """What shows the memory of a gather, with what reads that."""
+    found, pending = set[fx.Node](), [gather]
+    while pending:
+        node = pending.pop()
+        readers = set(node.users) - found
+        found |= readers
+        pending += [reader for reader in readers if awaited_by(reader) or unpacks(reader)]
+    return found
+
+
 QUICK: dict[str, Case] = {
     f"stage {stage}": partial(rows_are_updated_in_place, stage=stage) for stage in (1, 2)
 }
@@ -101,6 +154,7 @@ QUICK |= {
     f"single ops, stage {stage}": partial(steps_hold_what_is_planned, stage=stage, backend="aten")
     for stage in (1, 2, 3)
 }
+QUICK["gathered again"] = what_runs_again_reads_what_was_gathered_again
 QUICK["order"] = collectives_are_awaited_as_they_begin
 
 

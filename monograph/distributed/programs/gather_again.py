@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from torch import fx
 
-from monograph.distributed.programs.begun import GATHER, Begun, Ready, begun_by, unpacked, unpacks
-from monograph.ir.meta import labels, origin, set_origin
+from monograph.distributed.programs.begun import GATHER, MOVES, Begun, Ready, begun_by, unpacked, unpacks
+from monograph.distributed.programs.collectives import awaited_by
+from monograph.ir.meta import compute_nodes, frozen, labels, origin, set_origin
 
 AGAIN: Final = "gathered again for backward"  # the label of such a gather
 
@@ -54,3 +55,26 @@ def _erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
     for node in sorted(nodes, key=place.__getitem__, reverse=True):
         if not node.users and unpacks(node):
             graph.erase_node(node)
+
+
+def gathered_twice(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """What was gathered for forward, with all that shows it, each with the node that has the same value for backward."""
+    first: dict[Any, fx.Node] = {}
+    same: dict[fx.Node, fx.Node] = {}
+    gathered = set[fx.Node]()
+    found: dict[fx.Node, fx.Node] = {}
+    for node in compute_nodes(graph):
+        inputs = node.all_input_nodes
+        is_gather, is_shown = node.target is GATHER, not gathered.isdisjoint(inputs)
+        if not (is_gather or node.target in MOVES or (is_shown and (unpacks(node) or awaited_by(node)))):
+            continue
+        if is_gather or is_shown:
+            gathered.add(node)
+        key = (
+            node.target,
+            *(frozen(item, lambda source: same.get(source, source)) for item in (node.args, node.kwargs)),
+        )
+        same[node] = first.setdefault(key, node)
+        if node in gathered and same[node] is not node and origin(node).phase == "backward":
+            found[same[node]] = node
+    return found

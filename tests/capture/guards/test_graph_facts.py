@@ -351,7 +351,8 @@ def test_many_builds_are_said_aloud(caplog):
             graph(torch.ones(2))
         first, fourth = (record.getMessage() for record in caplog.records)  # of its cause
         assert "build 1: graph.shift changed from '0' to '1'" in first
-        assert "build 4: graph.shift changed from '3' to '4'" in fourth and "config.max_builds(n)" in fourth
+        assert "build 4: graph.shift changed from '3' to '4'" in fourth
+        assert "config.max_builds(n)" in fourth
         caplog.clear()
         graph.shift = "8"
         graph(torch.ones(2))
