@@ -17,7 +17,7 @@ from monograph.user_code.lines import user_place
 if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.distributed.planning.report import RanksPlan
     from monograph.inspect.memory.report import MemoryReport
-    from monograph.inspect.nonfinite import NonfiniteReport
+    from monograph.inspect.nonfinite_report import NonfiniteReport
     from monograph.inspect.pages.modules import StepSummary
     from monograph.inspect.profile import Profile
     from monograph.inspect.replay import Replay

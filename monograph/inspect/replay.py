@@ -11,7 +11,8 @@ from typing import Any
 from torch import fx
 
 from monograph.errors import DefinitionError, shown
-from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite
+from monograph.inspect.nonfinite import find_nonfinite
+from monograph.inspect.nonfinite_report import NonfiniteReport
 from monograph.inspect.suggestions import nearest
 from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from monograph.inspect.nonfinite import NonfiniteReport, nonfinite_report
+from monograph.inspect.nonfinite import nonfinite_report
+from monograph.inspect.nonfinite_report import NonfiniteReport
 from monograph.inspect.profile import Profile
 from monograph.inspect.profile import profile as profile_of
 from monograph.inspect.replay import Replay
