@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from monograph.inspect.summary import Summary
@@ -33,6 +34,14 @@ class Nonfinite(Displayed):
     operands: tuple[Named, ...]
     is_state: bool = False  # it was in the state when the step began
     infinite: tuple[Named, ...] = ()  # inputs of the step whose infinities reach the op
+    written: tuple[str, ...] = ()  # ops of the step whose infinities do, with their lines
+    reason: str = ""  # what of its inputs led to it, where their range shows it
+    reaches: tuple[str, ...] = ()  # the results and the new state that are not finite by it
+
+    @property
+    def place(self) -> str:
+        """The op and its line, in one line."""
+        return place_text(self.op, self.where)
 
     def __str__(self) -> str:
         lines = [f"the first {self.kind} is made by {self.op}"]
@@ -46,7 +55,9 @@ class Nonfinite(Displayed):
             lines.append(f"  in {self.where.module or 'build()'} ({self.where.phase})")
         lines += [f"  from {operand}" for operand in self.operands]
         lines.append(f"  made {self.made}" if self.op else f"  {self.made}")
+        lines += [f"  {self.reason}"] * bool(self.reason)
         lines += [f"  an Inf came in with {item}" for item in self.infinite]
+        lines += [f"  an Inf was made by {place}" for place in self.written[:_SHOWN]]
         if not self.op and self.is_state:
             lines.append(
                 "  config.detect_nonfinite() stops at the step that makes it, with the state of before"
@@ -63,6 +74,12 @@ class NonfiniteReport(Displayed):
     found: Nonfinite | None
     backend: str = ""  # set if only the compiled kernels make it, and the same step op by op does not
     is_of_rank: bool = False  # other ranks take a part in the step
+    nan: Nonfinite | None = None  # the first op that makes a NaN, where `found` makes an infinity
+    state: tuple[str, ...] = ()  # the part of `reached` that is new state
+    spared: str = ""  # "the results stay" or "the new state stays", where all of these are finite
+    hint: str = ""  # what to do, where values that have grown are the cause
+    meant: tuple[str, ...] = ()  # results and state with infinities that came in or that the code writes
+    harmless: tuple[Nonfinite, ...] = ()  # of a step that is ok: ops whose NaN or infinity reaches nothing
 
     @property
     def ok(self) -> bool:
@@ -75,11 +92,39 @@ class NonfiniteReport(Displayed):
         return None if self.found is None else self.found.where
 
     def __str__(self) -> str:
-        if self.ok:
-            here = " on this rank" if self.is_of_rank else ""
-            return f"{self.graph}: all results and all new state are finite{here}"
-        more = f" and {len(self.reached) - _SHOWN} more" * (len(self.reached) > _SHOWN)
-        head = f"{self.graph}: not finite: {', '.join(self.reached[:_SHOWN])}{more}"
+        return self._of_a_finite_step() if self.ok else "\n".join(self._of_another())
+
+    def _of_a_finite_step(self) -> str:
+        here = " on this rank" if self.is_of_rank else ""
+        text = f"{self.graph}: all results and all new state are finite{here}"
+        if self.meant:
+            text += f", but for infinities that came in or that the code writes: {_some(self.meant)}"
+        if self.harmless:
+            first, more = self.harmless[0], len(self.harmless) - 1
+            text += f"\n  harmless: the {first.kind} of {first.place} reaches none of them"
+            text += f", nor does what {more} more op{'s' * (more > 1)} made" * bool(more)
+        return text
+
+    def _of_another(self) -> Iterator[str]:
+        yield f"{self.graph}: not finite: {_some(self.reached)}"
+        if self.spared:
+            yield f"all of {self.spared} finite"
         if self.backend:
-            head += f"\nonly in the kernels of {self.backend}: op by op the same step is finite"
-        return head if self.found is None else f"{head}\n{self.found}"
+            yield f"only in the kernels of {self.backend}: op by op the same step is finite"
+        for item in (self.found, self.nan):
+            if item is not None:
+                yield str(item)
+                if item.reaches and set(item.reaches) != set(self.reached):
+                    yield f"  it reaches {_some(item.reaches)}"
+        if self.hint:
+            yield self.hint
+
+
+def _some(places: Sequence[str]) -> str:
+    more = f" and {len(places) - _SHOWN} more" * (len(places) > _SHOWN)
+    return f"{', '.join(places[:_SHOWN])}{more}"
+
+
+def place_text(op: str, where: Origin) -> str:
+    """An op and the user's line of it, in one line."""
+    return f'{op} at "{where.file}", line {where.line}' if where.file else op

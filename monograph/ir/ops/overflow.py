@@ -1,0 +1,147 @@
+"""What takes the result of an op out of the finite numbers: inputs that are too large, or that the op has no value for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import fx
+
+from monograph.compat.ops import OpOverload, packet_name
+from monograph.ir.meta import TensorMeta, metas, value
+
+
+@dataclass(frozen=True)
+class Span:
+    """The finite elements of an input: the least, the largest, and of a divisor the one nearest to 0."""
+
+    low: float
+    high: float
+    nearest_to_zero: float | None = None
+
+    @property
+    def magnitude(self) -> float:
+        """The largest absolute value."""
+        return max(abs(self.low), abs(self.high))
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Why a result is not finite, in words. `is_overflow` says that inputs are too large for the dtype."""
+
+    text: str
+    is_overflow: bool
+
+
+@dataclass(frozen=True)
+class _Domain:
+    """The inputs that an op has finite results for."""
+
+    text: str
+    holds: Callable[[Span], bool]
+
+
+_ABOVE_ZERO: Final = _Domain("above 0", lambda span: span.low > 0.0)
+_FROM_ZERO: Final = _Domain("of 0 or more", lambda span: span.low >= 0.0)
+_FROM_ONE_TO_ONE: Final = _Domain("from -1 to 1", lambda span: span.magnitude <= 1.0)
+_DOMAINS: Final = {
+    "log": _ABOVE_ZERO,
+    "log2": _ABOVE_ZERO,
+    "log10": _ABOVE_ZERO,
+    "log1p": _Domain("above -1", lambda span: span.low > -1.0),
+    "sqrt": _FROM_ZERO,
+    "rsqrt": _ABOVE_ZERO,
+    "acos": _FROM_ONE_TO_ONE,
+    "asin": _FROM_ONE_TO_ONE,
+    "atanh": _Domain("between -1 and 1", lambda span: span.magnitude < 1.0),
+}
+_LARGEST: Final[Mapping[str, Callable[[float], float]]] = {  # the input, of the dtype's largest number
+    "exp": math.log,
+    "expm1": math.log,
+    "exp2": math.log2,
+    "sinh": lambda largest: math.log(largest) + math.log(2.0),
+    "cosh": lambda largest: math.log(largest) + math.log(2.0),
+    "square": math.sqrt,
+}
+_ONE_SIDED: Final = frozenset({"exp", "expm1", "exp2"})  # finite below any limit
+_DIVISIONS: Final = {"div": 1, "reciprocal": 0}  # the position of the divisor
+_TERMS: Final = (
+    4096  # in a sum of products: how far below the root of the largest number they may begin to overflow
+)
+
+
+def divisor(node: fx.Node) -> fx.Node | None:
+    """What an op divides by."""
+    position = _DIVISIONS.get(_name(node))
+    found = None if position is None else node.args[position]
+    return found if isinstance(found, fx.Node) else None
+
+
+def exit_of(node: fx.Node, spans: Mapping[fx.Node, Span]) -> Exit | None:
+    """Why an op gives a NaN or an infinity for finite inputs; None where their range does not show it."""
+    made = next(metas(value(node)), None)
+    if made is None or not made.dtype.is_floating_point:
+        return None
+    name, operand, below = _name(node), next(iter(node.args), None), divisor(node)
+    first = spans.get(operand) if isinstance(operand, fx.Node) else None
+    if first is not None and (domain := _DOMAINS.get(name)) is not None:
+        return None if domain.holds(first) else _outside(name, domain, first)
+    if first is not None and (limit := _limit(node, name, made.dtype)) is not None:
+        size = first.high if name in _ONE_SIDED else first.magnitude
+        return (
+            _overflow(f"{name} overflows {_short(made)} above {limit:.6g}", size) if size >= limit else None
+        )
+    nearest = spans[below].nearest_to_zero if below is not None and below in spans else None
+    if nearest == 0.0:
+        return Exit("it divides by 0", is_overflow=False)
+    near = _near_the_end(made, [span for item, span in spans.items() if _is_floating(item)])
+    if near is None and nearest is not None:
+        return Exit(f"the divisor nearest to 0 is {nearest:.6g}", is_overflow=False)
+    return near
+
+
+def _near_the_end(made: TensorMeta, spans: Sequence[Span]) -> Exit | None:
+    """Of any op: an input so large that products of two such inputs overflow."""
+    size, largest = max((span.magnitude for span in spans), default=0.0), torch.finfo(made.dtype).max
+    return (
+        _overflow(f"{_short(made)} ends at {largest:.6g}", size)
+        if size >= math.sqrt(largest / _TERMS)
+        else None
+    )
+
+
+def _outside(name: str, domain: _Domain, span: Span) -> Exit:
+    ends = f"{span.low:.6g}" if span.low == span.high else f"{span.low:.6g} to {span.high:.6g}"
+    return Exit(f"{name} needs inputs {domain.text}, and has {ends}", is_overflow=False)
+
+
+def _overflow(text: str, size: float) -> Exit:
+    return Exit(f"{text}, and the largest input is {size:.6g}", is_overflow=True)
+
+
+def _limit(node: fx.Node, name: str, dtype: torch.dtype) -> float | None:
+    """The largest input with a finite result, of an op that has one."""
+    largest = torch.finfo(dtype).max
+    if name == "pow" and isinstance(node.args[1], (int, float)) and node.args[1] > 1:
+        return float(largest ** (1.0 / node.args[1]))
+    found = _LARGEST.get(name)
+    return None if found is None else found(largest)
+
+
+def _short(made: TensorMeta) -> str:
+    return str(made).partition("[")[0]
+
+
+def _name(node: fx.Node) -> str:
+    if not isinstance(node.target, OpOverload):
+        return ""
+    namespace, _, name = packet_name(node.target).partition("::")
+    return name if namespace == "aten" else ""
+
+
+def _is_floating(node: fx.Node) -> bool:
+    found = value(node)
+    return isinstance(found, TensorMeta) and found.dtype.is_floating_point
