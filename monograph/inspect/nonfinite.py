@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
     bad = list(ends.values())
     guilty = search.guilty(bad)
     if guilty is None:
-        return NonfiniteReport(graph, (), None, meant=search.meant_ends(), harmless=search.harmless())
+        return NonfiniteReport(graph, (), None, meant=search.meant_ends(), inside=search.inside())
     nan = None if search.made_nan(guilty) else search.first_nan(bad)
     return NonfiniteReport(
         graph,
@@ -75,7 +75,10 @@ def nan_in_backward(build: Build, inputs: Sequence[Any]) -> Nonfinite | None:
 
 
 def _only_in_kernels(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport | None:
-    """What the kernels of a build give that is not finite, where the step op by op is; and the first such op. None if nothing is."""
+    """What the kernels of a build make that is not finite, and the first such op.
+
+    None if nothing is; what the step op by op makes too does not count.
+    """
     ports, got = build.plan.program.outputs, run_kernels(build, inputs)
     bad = {
         number
@@ -128,10 +131,9 @@ class _Search:
         """Take note of what an op made."""
         found = self._ranges[node] = summary(made)
         operands = node.all_input_nodes
-        meant = (
-            any(isinstance(item, float) and math.isinf(item) for item in _constants(node))
-            or any(self._ranges[item].num_inf for item in operands)
-        ) and not any(self.is_bad(item) for item in operands)
+        meant = (_writes_infinity(node) or any(self._ranges[item].num_inf for item in operands)) and not any(
+            self.is_bad(item) for item in operands
+        )
         if is_defined(node) and (found.num_nan or (found.num_inf and not meant)):
             self._bad[node] = None
         if not found.is_finite and all(map(self.is_finite, operands)):
@@ -186,18 +188,21 @@ class _Search:
                 return text
         return ""
 
-    def harmless(self) -> tuple[Nonfinite, ...]:
-        """The ops of which a NaN or an infinity comes that reaches no result and no new state."""
+    def inside(self) -> tuple[Nonfinite, ...]:
+        """The ops whose NaN or infinity reaches no result and no new state.
+
+        Those that the code writes itself come last.
+        """
         reaching = self._reaching([node for _, node in self._ends], self._is_not_finite)
-        starts = (
+        found = [
             node
             for node in self._walk.nodes
-            if is_defined(node) and self._is_start(node, self._is_not_finite)
-        )
-        return tuple(self.described(node) for node in starts if node not in reaching)
+            if is_defined(node) and node not in reaching and self._is_start(node, self._is_not_finite)
+        ]
+        return tuple(map(self.described, sorted(found, key=_writes_infinity)))
 
     def hint(self, node: fx.Node) -> str:
-        """What to do where an op overflows since the state has grown, or since the update itself is too large."""
+        """What to do where an op overflows since parameters are large, or in the update itself."""
         if (found := self._exits.get(node)) is None or not found.is_overflow:
             return ""
         if origin(node).phase == UPDATE_PHASE:
@@ -297,10 +302,11 @@ def name_of(node: fx.Node, program: Program) -> str:
     return f"{node.name} ({', '.join(labels(node))})" if labels(node) else node.name
 
 
-def _constants(node: fx.Node) -> Iterator[Any]:
+def _writes_infinity(node: fx.Node) -> bool:
+    """True for an op that the code gives an infinity as a number, as it does for a mask."""
     found: list[Any] = []
     fx.node.map_aggregate((node.args, dict(node.kwargs)), found.append)
-    return (item for item in found if not isinstance(item, fx.Node))
+    return any(isinstance(item, float) and math.isinf(item) for item in found)
 
 
 def _text(node: fx.Node) -> str:

@@ -79,7 +79,7 @@ class NonfiniteReport(Displayed):
     spared: str = ""  # "the results stay" or "the new state stays", where all of these are finite
     hint: str = ""  # what to do, where values that have grown are the cause
     meant: tuple[str, ...] = ()  # results and state with infinities that came in or that the code writes
-    harmless: tuple[Nonfinite, ...] = ()  # of a step that is ok: ops whose NaN or infinity reaches nothing
+    inside: tuple[Nonfinite, ...] = ()  # of a step that is ok: ops whose NaN or infinity reaches nothing
 
     @property
     def ok(self) -> bool:
@@ -99,10 +99,11 @@ class NonfiniteReport(Displayed):
         text = f"{self.graph}: all results and all new state are finite{here}"
         if self.meant:
             text += f", but for infinities that came in or that the code writes: {_some(self.meant)}"
-        if self.harmless:
-            first, more = self.harmless[0], len(self.harmless) - 1
-            text += f"\n  harmless: the {first.kind} of {first.place} reaches none of them"
-            text += f", nor does what {more} more op{'s' * (more > 1)} made" * bool(more)
+        if self.inside:
+            first, more = self.inside[0], len(self.inside) - 1
+            reason = f": {first.reason}" * bool(first.reason)
+            others = f", and of {more} more op{'s' * (more > 1)}" * bool(more)
+            text += f"\n  reaches none of them: the {first.kind} of {first.place}{reason}{others}"
         return text
 
     def _of_another(self) -> Iterator[str]:

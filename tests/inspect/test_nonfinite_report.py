@@ -103,20 +103,35 @@ def test_a_loss_of_infinity_that_the_state_does_not_get() -> None:
     assert "log needs inputs above 0, and has 0" in str(report)
 
 
-def test_a_mask_is_harmless() -> None:
+def test_a_mask_reaches_nothing() -> None:
     report = train(Layer(attention)).find_nonfinite(batch(), torch.zeros(8, 4))
     assert report.ok
-    (found,) = report.harmless
+    (found,) = report.inside
     assert (found.kind, found.reaches) == ("Inf", ())
     assert line(found).endswith("# mask")
-    assert "harmless: the Inf of aten.masked_fill" in str(report)
+    assert "reaches none of them: the Inf of aten.masked_fill" in str(report)
+
+
+def test_an_overflow_inside_a_finite_step_comes_before_masks() -> None:
+    def masked_and_squashed(x: Tensor) -> Tensor:
+        return x.masked_fill(x > 2, -INF).softmax(-1) + torch.exp(x * 100.0).tanh()
+
+    report = mg.trace(masked_and_squashed).find_nonfinite(torch.tensor([1.0, 2.0, 3.0]))
+    assert report.ok
+    assert [found.op.partition("(")[0] for found in report.inside] == [
+        "aten.exp.default",
+        "aten.masked_fill.Scalar",
+    ]
+    assert str(report).endswith(
+        "exp overflows f32 above 88.7228, and the largest input is 300, and of 1 more op"
+    )
 
 
 def test_a_mask_that_is_a_result_is_not_called_finite() -> None:
     report = mg.trace(lambda x: x.masked_fill(x > 0, -INF)).find_nonfinite(torch.tensor([1.0, -1.0]))
     assert report.ok
     assert report.meant == ("result.0",)
-    assert not report.harmless
+    assert not report.inside
     assert str(report).endswith("but for infinities that came in or that the code writes: result.0")
 
 
