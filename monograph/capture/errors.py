@@ -27,10 +27,11 @@ from monograph.user_code.files import is_installed_file, is_user_file
 from monograph.user_code.lines import Origin, source_of, step_place, user_place_of
 from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
 
+_IN_A_FORMAT = "FakeTensor.__format__"
 _VALUE_READ = (  # what is said where code asks a fake for its values
     "its data is not allocated yet",
     "is not supported for tensor subclasses",
-    "FakeTensor.__format__",
+    _IN_A_FORMAT,
     "SymBool",
     "SymFloat",
     "SymInt",
@@ -80,6 +81,10 @@ _ASKED = (
     "Python asked for the value of a tensor while the step was being captured",
     "return it, and look at it outside of build(); or keep it a tensor: torch.where or torch.cond for a branch, "
     "torch.clamp or torch.maximum for max(), padding for a boolean mask. A number to compute with can be tensor.item()",
+)
+_FORMATTED = (
+    'a format asks for the value of a tensor, as in f"{loss:.4f}", while the step is being captured',
+    "return the tensor, and print it after the call",
 )
 _OF_VALUES: Mapping[str, tuple[str, str]] = {  # of ops of torch that ask for values: what to say, what to do
     "nonzero": _COUNTED,
@@ -200,7 +205,8 @@ def translated(error: Exception, owned: Owned) -> Exception:
         for file, (message, hint) in _READ_IN_TORCH.items():
             if any(name.endswith(file) for name in read):
                 return DataDependentError(message, where=place, hint=hint)
-        message, hint = _OF_VALUES.get(op_that_failed(error), _ASKED)
+        asked = _FORMATTED if _IN_A_FORMAT in str(error) else _ASKED
+        message, hint = _OF_VALUES.get(op_that_failed(error), asked)
         read_here = DataDependentError(message, where=place, hint=_of_metric(error) or hint)
         read_here.source = source_of(place)
         return read_here

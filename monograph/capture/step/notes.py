@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from monograph.capture.effects.foreign_objects import Effects
 from monograph.capture.step.traced_step import TracedStep
 from monograph.errors import CaptureError
 from monograph.state.threads import alone
 from monograph.user_code.lines import Origin
+
+_INSTEAD: Final = {"the text of a tensor": "; to print values, return the tensor and print it after the call"}
 
 
 def check_strict(step: TracedStep) -> None:
@@ -58,6 +61,6 @@ def _repeated(effects: Effects) -> list[str]:
 
 def _unguarded(step: TracedStep) -> list[str]:
     return [
-        f"build() asks for {what} ({where}): what it gets there is a constant of this build"
+        f"build() asks for {what} ({where}): what it gets there is a constant of this build{_INSTEAD.get(what, '')}"
         for what, where in step.reach.unguarded.items()
     ]
