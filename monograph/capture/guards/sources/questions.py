@@ -91,28 +91,39 @@ class _Registered:
     """What is registered for the abstract classes that steps know, directly or for what counts as a subclass.
 
     Python counts registrations for all classes together, and imports make many: only when that number has moved are the
-    classes looked at.
+    classes looked at. What an import registers of its own classes says nothing of the objects that were there before.
     """
 
     def __init__(self) -> None:
         self._token: object = None
         self._changes = 0
         self._known: weakref.WeakKeyDictionary[type, frozenset[Any]] = weakref.WeakKeyDictionary()
+        self._modules: frozenset[str] = frozenset()  # that were there when it was looked at last
 
     def watch(self, cls: type) -> None:
         """Changes of this class count from now on."""
         if cls not in self._known:
+            self.changes()
             self._known[cls] = _registered_for(cls)
+            self._modules = frozenset(sys.modules)
 
     def changes(self) -> int:
         """How often the registrations of a class that is watched have changed."""
         token = abc.get_cache_token()
         if token != self._token:
             now = {cls: _registered_for(cls) for cls in list(self._known)}
-            self._changes += any(self._known[cls] != found for cls, found in now.items())
+            self._changes += any(self._has_changed(self._known[cls], found) for cls, found in now.items())
             self._known.update(now)
-            self._token = token
+            self._token, self._modules = token, frozenset(sys.modules)
         return self._changes
+
+    def _has_changed(self, before: frozenset[Any], now: frozenset[Any]) -> bool:
+        return not before <= now or any(map(self._was_there, now - before))
+
+    def _was_there(self, reference: Callable[[], type | None]) -> bool:
+        """True unless the class is gone or was made by an import since."""
+        cls = reference()
+        return cls is not None and cls.__module__ in self._modules
 
 
 def _registered_for(cls: type) -> frozenset[Any]:

@@ -6,8 +6,10 @@ import abc
 import decimal
 import functools
 import gc
+import importlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,6 +196,40 @@ def test_only_registrations_for_classes_that_a_step_knows_count() -> None:
     Asked.register(Item)
     assert torch.equal(step(x), x * 2)
     assert len(step.builds) == 2
+
+
+def test_what_an_import_registers_of_its_own_classes_is_no_new_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that a background thread imports does so, for `Mapping`."""
+
+    class Step(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2.0 if isinstance(self.item, Asked) else 3.0)
+
+    class Item:
+        """Registered later."""
+
+    step, name = Step(), Asked.__module__
+    step.item = Item()
+    assert torch.equal(step(X), X * 3)
+    (tmp_path / "registers_own.py").write_text(
+        f"import {name} as asked\nclass Own: pass\nasked.Asked.register(Own)\n"
+    )
+    (tmp_path / "registers_others.py").write_text(
+        "import sys\ndef now(cls, other):\n    class Between(cls): pass\n    Between.register(other)\n    return Between\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module("registers_own")
+    assert torch.equal(step(X), X * 3)
+    assert len(step.builds) == 1
+    step.item = own.Own()
+    assert torch.equal(step(X), X * 2)
+    step.item = Item()
+    assert torch.equal(step(X), X * 3)
+    kept = importlib.import_module("registers_others").now(Asked, Item)
+    assert issubclass(kept, Asked)
+    assert torch.equal(step(X), X * 2)
 
 
 def mode_of_inference(x: torch.Tensor) -> torch.Tensor:
