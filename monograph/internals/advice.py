@@ -14,7 +14,7 @@ from monograph.capture.guards.sources.values import Moves
 from monograph.capture.trace import LOGGER
 from monograph.compiler import Build
 from monograph.errors import MonographError
-from monograph.internals.advice_lines import ALL_FURTHER, LINES, about_numbers, needs
+from monograph.internals.advice_lines import ALL_FURTHER, LINES, Thing, about_numbers, needs, thing_of
 from monograph.internals.together import sizes_vary
 from monograph.ir.call.parameters import is_part_of
 from monograph.ir.call.reason import FIXED, Cause, Reason
@@ -28,25 +28,35 @@ _MANY_BUILDS: Final = 8  # from here on something probably changes at every call
 _REPEATED: Final = 4  # builds with one advice: it was not heard, or not followed
 _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
 _SHOWN: Final = 4  # sizes
+_LEADING: Final = (
+    Cause.VALUE,
+    Cause.BRANCH,
+)  # what users can write otherwise, also beside what was said before
 # where something besides sizes differs from each build that there is
 _NEXT_FOR_ALL: Final = "the next size makes a build for any size, and nobody has to do anything"
 
 
 @dataclass
 class Advised:
-    """The causes of builds that the log of a graph has named at the level that shows by default."""
+    """What builds were made for that the log of a graph has named at the level that shows by default."""
 
-    causes: set[Cause] = field(default_factory=set)
+    things: set[Thing] = field(default_factory=set)
     notes: set[str] = field(default_factory=set)  # of captures, which repeat them
     ours: set[Cause] = field(default_factory=set)  # of builds that a tool makes: nobody has to write anything
     expected: set[str] = field(
         default_factory=set
     )  # arguments that a tool gives: a build for each value is meant
     logged: dict[str, int] = field(default_factory=dict)  # advice, and the build whose line in the log has it
-    counts: Counter[str] = field(default_factory=Counter)  # of builds, by advice
+    counts: Counter[tuple[Thing, str]] = field(default_factory=Counter)  # of builds, by advice
 
     def about(self, reason: Reason, call: Call, stays: str) -> Reason:
-        """The reason for a build with what to write against it; `stays` says why sizes do not vary in it."""
+        """The reason for a build with what to write against it; `stays` says why sizes do not vary in it.
+
+        Of several reasons that are named, the advice is about the first that is new.
+        """
+        named = [item for item in reason.others if item in reason and item.cause in (reason.cause, *_LEADING)]
+        if self._knows(reason) and (new := next((item for item in named if not self._knows(item)), None)):
+            reason = reason.led_by(new)
         is_meant = reason.cause is Cause.CONSTANT_GIVEN and reason.place in self.expected
         return reason if is_meant else reason.advised(advice(reason, call, stays))
 
@@ -58,19 +68,28 @@ class Advised:
                 LOGGER.warning("%s: %s", graph, note)
 
     def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
-        """Log a build after the first, which is for calls like this one: aloud where its cause is new, or where there are many."""
+        """Log a build after the first, which is for calls like this one: aloud where what it is for is new, or where there are many."""
+        thing = thing_of(reason)
         serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
         quiet = ("", _NEXT_FOR_ALL)
-        is_new = reason.cause not in self.causes and reason.advice not in quiet and not serves_all
-        self.counts[reason.advice] += 1
-        repeats = self.counts[reason.advice] == _REPEATED and reason.advice not in quiet and not serves_all
+        is_new = thing not in self.things and reason.advice not in quiet and not serves_all
+        self.counts[thing, reason.advice] += 1
+        repeats = (
+            self.counts[thing, reason.advice] == _REPEATED and reason.advice not in quiet and not serves_all
+        )
         aloud = (is_new or repeats or number >= _MANY_BUILDS) and reason.cause not in self.ours
-        self.causes.add(reason.cause)
+        self.things |= {thing, *(thing_of(item) for item in reason.others if item.cause is reason.cause)}
         level = logging.WARNING if aloud else logging.INFO
         said = self._in_line_of(number, reason.advice) if aloud or serves_all else ""
         said = f"; {_LIMIT.format(count=_REPEATED)}{said}" if aloud and repeats else said
         LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
+
+    def _knows(self, reason: Reason) -> bool:
+        cause, place = thing_of(reason)
+        return (cause, place) in self.things or (
+            cause is Cause.NUMBER and (Cause.FIXED, place) in self.things
+        )
 
     def _in_line_of(self, number: int, advice: str) -> str:
         """What the line of a build says of what to write: all of it once, then where to find it."""
@@ -113,7 +132,9 @@ def after_capture(build: Build, call: Call) -> Build:
     reason, fixed = build.reason, build.captured.fixed
     if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):
         text = _why_fixed(reason, build.captured)
-        return replace(build, reason=Reason(reason, Cause.FIXED, reason.place, advice=text))
+        return replace(
+            build, reason=Reason(reason, Cause.FIXED, reason.place, advice=text, others=reason.others)
+        )
     place = str(reason).partition(" changed from ")[0]
     if reason.cause is Cause.VALUE and reason.what == "object" and _is_input(build, place):
         return replace(build, reason=reason.advised(ALL_FURTHER.format(place=place)))

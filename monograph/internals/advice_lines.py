@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from monograph.ir.call.modes import GRADIENTS_THERE
 from monograph.ir.call.reason import OF_GROUP, Cause, Reason
@@ -79,6 +79,38 @@ _CONTENT: Final = (
 )
 _DRAWN: Final = "draw a number of random or numpy before the call and pass it as an argument, or draw by torch.rand(()) in the step"
 _PYTHONS_NUMBERS: Final = re.compile(r"(?:numpy\.)?random\b")
+
+_BY_PLACE: Final = (  # causes of builds for what users write: each argument, attribute and branch is another thing
+    Cause.FORM,
+    Cause.NUMBER_GIVEN,
+    Cause.CONSTANT_GIVEN,
+    Cause.NUMBER,
+    Cause.VALUE,
+    Cause.FIXED,
+    Cause.READ,
+    Cause.BRANCH,
+    Cause.ONCE,
+)
+_SIDE: Final = re.compile(r"^not | (?:[<>]=?|[!=]=) ")  # of a branch: what tells it from the other side
+_INDEX: Final = re.compile(r"\[-?\d+\]")
+_LINE_READ: Final = re.compile(r".*?:\d+(?= )")  # without what was read there
+Thing: TypeAlias = tuple[Cause, str]  # what builds are made for: a cause, and what it is about
+
+
+def thing_of(reason: Reason) -> Thing:
+    """What a build is for, without the value that it has now: elements of one list are one thing, and sides of one branch."""
+    if reason.cause not in _BY_PLACE:
+        return reason.cause, ""
+    if reason.cause is Cause.BRANCH:
+        return reason.cause, _SIDE.sub(" ", reason.place).strip()
+    if reason.cause is Cause.READ:
+        line = _LINE_READ.match(reason.place)
+        return reason.cause, line[0] if line is not None else ""
+    if reason.cause is Cause.VALUE:
+        for pattern in (_OF_KEYS, _OF_CONTENT, _OF_LENGTH):
+            if found := pattern.match(reason):
+                return reason.cause, next(filter(None, found.groups()))
+    return reason.cause, _INDEX.sub("", reason.place)
 
 
 def _about_form(reason: Reason) -> str:

@@ -318,7 +318,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("amp", "torch._foreach_mul_(gradients, 1.0 / self._scale)", "torch._foreach_mul_(gradients, self._scale)", ("amp/test_scaling.py", "amp/test_scaling_own.py")),
     Mutation("internals", "        _RUNNING.limits = outer\n", "        pass\n", ("inspect/test_explain.py", "graph", "testing", "test_guards.py", "test_graph_class.py")),
     Mutation("internals", "        if len(limit.made) == limit.most:", "        if len(limit.made) > limit.most:", ("inspect/test_explain.py", "graph", "capture/guards/test_reasons.py", "test_guards.py", "test_graph_class.py")),
-    Mutation("internals", "is_new = reason.cause not in self.causes and reason.advice not in quiet", "is_new = reason.advice not in quiet", ("internals/test_advice.py",), is_new=True),
+    Mutation("internals", "is_new = thing not in self.things and reason.advice not in quiet", "is_new = reason.advice not in quiet", ("internals/test_advice.py",), is_new=True),
     Mutation("internals", "if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):", "if False:", ("internals/test_advice.py",), is_new=True),
     Mutation("internals", "        upgrades.forget(number)\n", "        pass\n", ("internals/test_kept_builds.py",), is_new=True),
     Mutation("internals", "        if not outside_of_traces(candidate.build.fits)(call):", "        if False:", ("internals/test_frequent_sizes.py",), is_new=True),

@@ -284,7 +284,7 @@ def _text(source: Source, key: Any, before: Any, after: Any) -> str:
     if isinstance(before, Order):
         return changed(source.label, before, after)
     if isinstance(source, Content) and isinstance(source.content, dict):
-        return entry_changed(source)
+        return entry_changed(source, key[0])
     if isinstance(source, Content) and (before is ABSENT or after is ABSENT):
         return elements_changed(source, before, after)
     return changed(source.item_label(key), before, after)

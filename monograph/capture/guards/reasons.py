@@ -137,8 +137,8 @@ def keys_changed(label: str, before: Sequence[Any], now: Sequence[Any], *, what:
     return None
 
 
-def entry_changed(source: Content) -> str:
-    """What of a dict is no longer as it was."""
+def entry_changed(source: Content, position: int) -> str:
+    """What of a dict is no longer as it was: its keys, or else the entry at a position."""
     before, now = source.recorded, source.now()
     keys, values = (
         [[value for (_, at), value in items.items() if at == part] for items in (before, now)]
@@ -148,8 +148,7 @@ def entry_changed(source: Content) -> str:
     label, what = (owner, table[1:-1]) if source.is_registry else (source.label, "key")
     if (found := keys_changed(label, *keys, what=what)) is not None:
         return found
-    entries = ((key, old, new) for key, old, new in zip(keys[1], *values, strict=True) if not same(old, new))
-    key, old, new = next(entries)
+    key, old, new = keys[1][position], *(of_all[position] for of_all in values)
     return changed(f"{label}.{key}" if source.is_registry else f"{label}[{show(key)}]", old, new)
 
 

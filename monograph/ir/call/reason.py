@@ -76,9 +76,12 @@ _OF_MANY: Final = (Cause.TRAINING, Cause.HOOK)
 
 
 class Reason(str):
-    """The sentence. `place` is what it is about, `what` of it differs; `advice` is a line to write against such builds."""
+    """The sentence. `place` is what it is about, `what` of it differs; `advice` is a line to write against such builds.
 
-    __slots__ = ("advice", "cause", "place", "sizes", "what")
+    `others` are those that it was joined of, but for the first.
+    """
+
+    __slots__ = ("advice", "cause", "others", "place", "sizes", "what")
 
     def __new__(
         cls,
@@ -89,9 +92,11 @@ class Reason(str):
         what: str = "",
         sizes: Sizes = (),
         advice: str = "",
+        others: tuple[Reason, ...] = (),
     ) -> Self:
         made = super().__new__(cls, text)
         made.cause, made.place, made.what, made.sizes, made.advice = cause, place, what, sizes, advice
+        made.others = others
         return made
 
     cause: Cause
@@ -99,6 +104,7 @@ class Reason(str):
     what: str
     sizes: Sizes
     advice: str
+    others: tuple[Reason, ...]
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -107,19 +113,37 @@ class Reason(str):
 
     def after(self, text: str) -> Reason:
         """The same with more before it."""
-        return Reason(
-            f"{text}{self}", self.cause, self.place, what=self.what, sizes=self.sizes, advice=self.advice
-        )
+        return self._with(f"{text}{self}")
 
     def followed_by(self, text: str) -> Reason:
         """The same with more at its end."""
-        return Reason(
-            f"{self}{text}", self.cause, self.place, what=self.what, sizes=self.sizes, advice=self.advice
-        )
+        return self._with(f"{self}{text}")
 
     def advised(self, advice: str) -> Reason:
         """The same with what to write against it."""
-        return Reason(self, self.cause, self.place, what=self.what, sizes=self.sizes, advice=advice)
+        return self._with(self, advice=advice)
+
+    def joined_of(self, others: tuple[Reason, ...]) -> Reason:
+        """The same, as one of several reasons for a build."""
+        return self._with(self, others=others)
+
+    def led_by(self, reason: Reason) -> Reason:
+        """The same sentence, about what another one is about that it was joined of."""
+        others = tuple(item for item in (self, *self.others) if item is not reason)
+        return Reason(self, reason.cause, reason.place, what=reason.what, sizes=self.sizes, others=others)
+
+    def _with(
+        self, text: str, *, advice: str | None = None, others: tuple[Reason, ...] | None = None
+    ) -> Reason:
+        return Reason(
+            text,
+            self.cause,
+            self.place,
+            what=self.what,
+            sizes=self.sizes,
+            advice=self.advice if advice is None else advice,
+            others=self.others if others is None else others,
+        )
 
 
 def joined(reasons: Iterable[Reason], worded: Callable[[Reason], Reason] | None = None) -> Reason | None:
@@ -128,19 +152,21 @@ def joined(reasons: Iterable[Reason], worded: Callable[[Reason], Reason] | None 
     `worded` may change the text of those that are named.
     """
     found: list[Reason] = []
-    others = set[object]()  # which are counted
+    others, unnamed = set[object](), list[Reason]()  # which are counted
     for reason in reasons:
         if any(_says(known, reason) for known in found):
             continue
         if len(found) < _NAMED and not any(_is_like(known, reason) for known in found):
             found.append(reason)
         else:
+            unnamed.append(reason)
             others.add(reason.cause if reason.cause in _OF_MANY else reason.place or str(reason))
     if not found:
         return None
+    rest = (*found[1:], *unnamed)
     found = list(map(worded, found)) if worded is not None else found
     more = [*found[1:], *([f"and {len(others)} more"] if others else [])]
-    return found[0].followed_by("".join(f"; {text}" for text in more)) if more else found[0]
+    return found[0].followed_by("".join(f"; {text}" for text in more)).joined_of(rest) if more else found[0]
 
 
 def _says(known: Reason, reason: Reason) -> bool:
