@@ -77,6 +77,10 @@ _OF_CONTENT: Final = re.compile(r"the (?:content of|values in) (\S+) changed")
 _CONTENT: Final = (
     "each content of {place} has a build: read it before the call, and pass what it gives as an argument"
 )
+_NOW_AND_THEN: Final = (
+    "what is done now and then, such as target.load_state_dict(...), can have two builds, by an argument that is True or False, "
+    "or be done between two calls"
+)
 _DRAWN: Final = "draw a number of random or numpy before the call and pass it as an argument, or draw by torch.rand(()) in the step"
 _PYTHONS_NUMBERS: Final = re.compile(r"(?:numpy\.)?random\b")
 
@@ -215,7 +219,8 @@ def _about_branch(reason: Reason) -> str:
     """Of a branch, which is torch's own where build() has none on that size."""
     on_size = ".size(" in reason.place
     torchs = "torch has some of its own, as in convolutions, and for one of yours " if on_size else ""
-    return f"each way of a branch has a build, and both stay; {torchs}torch.where(condition, a, b) has one for both"
+    values = f"{torchs}torch.where(condition, a, b) has one for both, where it chooses between values"
+    return f"each way of a branch has a build, and both stay; {values}; {_NOW_AND_THEN}"
 
 
 _OF_FORMS: Final = {  # what to pass in the place of an argument, by the field of its key that differs
@@ -230,7 +235,8 @@ _OF_FORMS: Final = {  # what to pass in the place of an argument, by the field o
 }
 _OF_VALUES: Final = {  # what to write in the place of a value, by its kind
     "number": "each value of {place} has a build: what changes from step to step can be a tensor or a float argument",
-    "bool": "each value of {place} has a build, and both stay; for one build pass a tensor, by which torch.where(it, a, b) chooses",
+    "bool": "each value of {place} has a build, and both stay; for one build pass a tensor, by which torch.where(it, a, b) chooses "
+    f"between values; {_NOW_AND_THEN}",
     "text": "each value of {place} has a build, and all stay: few texts need nothing; keep a text that is another one at each "
     "step, such as the name of a file, out of the step",
     "function": "each function has a build: make that in {place} once, since a lambda or a partial that is made anew is another "
@@ -270,7 +276,8 @@ LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.HOOK: _always("register hooks once, before the first call, and leave them there"),
     Cause.READ: _always(
         "what differs at each step can stay a tensor: torch.where(condition, a, b) for a branch, a fixed size and a mask for "
-        "a size, x[index.view(1)] for an index, x.index_copy_(dim, indices, new) to write there"
+        "a size, x[index.view(1)] for an index, x.index_copy_(dim, indices, new) to write there; "
+        f"{_NOW_AND_THEN}"
     ),
     Cause.BRANCH: _about_branch,
     Cause.FIXED: _about_fixed,
