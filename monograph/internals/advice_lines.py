@@ -81,8 +81,18 @@ _NOW_AND_THEN: Final = (
     "what is done now and then, such as target.load_state_dict(...), can have two builds, by an argument that is True or False, "
     "or be done between two calls"
 )
-_DRAWN: Final = "draw a number of random or numpy before the call and pass it as an argument, or draw by torch.rand(()) in the step"
+_DRAWN: Final = (
+    "draw a number of random or numpy before the call and pass it as an argument, or draw by torch.rand(()) in the step; "
+    "so with a batch that random.sample() draws"
+)
+_SAMPLED: Final = (
+    "where build() draws from {place}, as by random.sample(): draw before the call, and pass the batch as an argument, as in "
+    "graph(torch.stack(random.sample(buffer, n))); then {place} costs no build, however long it is"
+)
 _PYTHONS_NUMBERS: Final = re.compile(r"(?:numpy\.)?random\b")
+_FUNCTIONS_THAT_SAMPLE: Final = re.compile(  # of numpy's all, which have one label
+    r"the content of (?:numpy\.random\b|random\.(?:sample|choices?|shuffle|randrange|randint) )"
+)
 
 _BY_PLACE: Final = (  # causes of builds for what users write: each argument, attribute and branch is another thing
     Cause.FORM,
@@ -152,6 +162,9 @@ def _about_values(reason: Reason) -> str:
         return (
             "the model has other parts, which costs one build: change parts before the first call, or seldom"
         )
+    is_of_list = _OF_LENGTH.match(reason) or _INDEX.search(reason.place)
+    if is_of_list and any(map(_FUNCTIONS_THAT_SAMPLE.match, reason.others)):
+        return _SAMPLED.format(place=_INDEX.split(reason.place)[0])
     if found := _OF_KEYS.match(reason):
         return (
             f"each set of keys of {found[1]} has a build: keep its keys, and change the values; what build() only adds can be "
