@@ -52,6 +52,8 @@ def attributes_of_optimizers() -> frozenset[str]:
 # attributes of a scheduler, and entries of its state dict: how often it has stepped, its present rates, and those that
 # it holds
 STEP_COUNT, LAST_RATES, SCHEDULERS_INSIDE = "_step_count", "_last_lr", "_schedulers"
+# where its step() notes that it runs
+WITHIN_STEP = "_get_lr_called_within_step"
 
 
 def schedulers_inside(scheduler: Any) -> Sequence[Any]:

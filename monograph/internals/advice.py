@@ -14,7 +14,15 @@ from monograph.capture.guards.sources.values import Moves
 from monograph.capture.trace import LOGGER
 from monograph.compiler import Build
 from monograph.errors import MonographError
-from monograph.internals.advice_lines import ALL_FURTHER, LINES, Thing, about_numbers, needs, thing_of
+from monograph.internals.advice_lines import (
+    ALL_FURTHER,
+    LINES,
+    Thing,
+    about_numbers,
+    about_scheduler,
+    needs,
+    thing_of,
+)
 from monograph.internals.together import sizes_vary
 from monograph.ir.call.parameters import is_part_of
 from monograph.ir.call.reason import FIXED, Cause, Reason
@@ -123,6 +131,8 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
         return _about_sizes(reason, why) if why else _NEXT_FOR_ALL
     if reason.cause is Cause.NUMBER_GIVEN and int in call.keys:
         return about_numbers(reason)
+    if text := about_scheduler(reason):
+        return text
     line = LINES.get(reason.cause)
     return "" if line is None else line(reason)
 
@@ -130,6 +140,8 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
 def after_capture(build: Build, call: Call) -> Build:
     """The build, with other advice where the capture has shown that a number or a size which changes cannot be an input."""
     reason, fixed = build.reason, build.captured.fixed
+    if about_scheduler(reason):
+        return build
     if reason.cause in (Cause.NUMBER, Cause.FIXED) and not _is_input(build, reason.place):
         text = _why_fixed(reason, build.captured)
         return replace(

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from monograph.capture.optimizers.writes import STEP_SCHEDULER
+from monograph.compat.optimizers import LAST_RATES, SCHEDULERS_INSIDE, STEP_COUNT, WITHIN_STEP
 from monograph.ir.call.modes import GRADIENTS_THERE
 from monograph.ir.call.reason import OF_GROUP, Cause, Reason
 from monograph.user_code.files import is_installed_file
@@ -107,12 +109,18 @@ _BY_PLACE: Final = (  # causes of builds for what users write: each argument, at
 )
 _SIDE: Final = re.compile(r"^not | (?:[<>]=?|[!=]=) ")  # of a branch: what tells it from the other side
 _INDEX: Final = re.compile(r"\[-?\d+\]")
+_OF_SCHEDULER: Final = re.compile(  # what its step() changes, alone if nothing else does
+    rf"(\S+?)(?:\.{SCHEDULERS_INSIDE}\[\d+\])?\.{WITHIN_STEP} changed |"
+    rf"build\(\) changes (\S+\.\S+?)\.(?:{LAST_RATES}|{STEP_COUNT}|last_epoch), which"
+)
 _LINE_READ: Final = re.compile(r".*?:\d+(?= )")  # without what was read there
 Thing: TypeAlias = tuple[Cause, str]  # what builds are made for: a cause, and what it is about
 
 
 def thing_of(reason: Reason) -> Thing:
     """What a build is for, without the value that it has now: elements of one list are one thing, and sides of one branch."""
+    if scheduler := _scheduler_of(reason):
+        return Cause.ONCE, scheduler
     if reason.cause not in _BY_PLACE:
         return reason.cause, ""
     if reason.cause is Cause.BRANCH:
@@ -125,6 +133,21 @@ def thing_of(reason: Reason) -> Thing:
             if found := pattern.match(reason):
                 return reason.cause, next(filter(None, found.groups()))
     return reason.cause, _INDEX.sub("", reason.place)
+
+
+def about_scheduler(reason: Reason) -> str:
+    """What to write where build() steps a scheduler; empty if it does not."""
+    scheduler = _scheduler_of(reason)
+    return (
+        f"build() steps {scheduler}, and has a build for each step of it: {STEP_SCHEDULER}"
+        if scheduler
+        else ""
+    )
+
+
+def _scheduler_of(reason: Reason) -> str:
+    found = next(filter(None, map(_OF_SCHEDULER.match, (reason, *reason.others))), None)
+    return "" if found is None else found[1] or found[2]
 
 
 def _about_form(reason: Reason) -> str:

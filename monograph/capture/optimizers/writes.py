@@ -17,6 +17,10 @@ from monograph.errors import OptimizerError
 from monograph.ir.graph_signature import Assign, Copy, OptimizerEntries
 from monograph.state.find import RegisteredOptimizer
 
+STEP_SCHEDULER = (
+    "step the scheduler after the call, or give it to add_optimizer(optimizer, manual=True, lr_sch=scheduler), so that the graph "
+    "steps it after each call"
+)
 _NOTHING = object()
 
 
@@ -114,7 +118,8 @@ class OptimizerWrites:
                     self.state_outputs.append(StateOutput(value, Assign(there, key), path))
                 else:
                     raise self._error(
-                        f"changes the {type(value).__name__} {path}", "keep numbers or tensors there"
+                        f"changes the {type(value).__name__} {path}",
+                        f"keep numbers or tensors there; if a scheduler changes it: {STEP_SCHEDULER}",
                     )
 
     def _error(self, what: str, hint: str = "a static graph keeps the form of its state") -> OptimizerError:
