@@ -6,6 +6,7 @@ A capture changes nothing, so each change is undone, and done again once the ste
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -80,10 +81,12 @@ class Effects:
     waiting: list[Effect] = field(default_factory=list)  # to be put back by what it draws from, if at all
     held: list[str] = field(default_factory=list)
     numbers: set[str] = field(default_factory=set)  # of `held` those that got numbers and no tensors
+    deques: set[str] = field(default_factory=set)  # of `held`
 
-    def hold(self, label: str, values: Iterable[Any]) -> None:
+    def hold(self, label: str, values: Iterable[Any], *, is_deque: bool = False) -> None:
         """A place that got these values of the trace."""
         self.held.append(label)
+        self.deques |= {label} if is_deque else set()
         if all(map(holds_numbers_alone, values)):
             self.numbers.add(label)
 
@@ -224,7 +227,8 @@ def _undo(source: Source, label: str, effects: Effects, is_traced: Callable[[Any
         else:
             effects.lost.append(label)
     elif any(map(is_traced, changed)):
-        effects.hold(label, filter(is_traced, changed))
+        is_deque = isinstance(source, Content) and isinstance(source.content, deque)
+        effects.hold(source.label if is_deque else label, filter(is_traced, changed), is_deque=is_deque)
     else:
         effects.found.append(Effect(label, source, before, after))
 

@@ -100,6 +100,18 @@ def not_repeatable(
     )
 
 
+def not_in_deque(label: str, where: Origin | None) -> CaptureError:
+    """The error for numbers of the step that build() puts into a deque."""
+    name = label if "." in label else f"graph.{label}"
+    return CaptureError(
+        f"build() puts numbers that it reads out of tensors of the step into the deque {label}, in a way that no replay can repeat",
+        where=where,
+        hint=f"return the tensor, and keep its number after the step: {name}.append(loss.item()) where the graph is called; "
+        "build() may append() to a list that it does not read, and no replay appends to a deque; the last ones also fit into a "
+        "buffer: last.copy_(torch.cat([last[1:], loss.detach().view(1)]))",
+    )
+
+
 def _inside(item: Any) -> Iterable[Any]:
     if isinstance(item, (nn.Module, type, str, bytes)):
         return ()  # what modules hold is looked after elsewhere
