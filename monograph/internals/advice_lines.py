@@ -30,7 +30,8 @@ _BY_OPS: Final = "a number n that only ops compute with, as x * n and torch.wher
 _OF_HUBER: Final = "d = (x - y).abs() and"
 _DROPOUT: Final = "x * (torch.rand_like(x) >= n) / (1 - n)"
 _INSTEAD: Final = {  # what is the same and has one build for all values of a number n, by the function that takes it
-    "cross_entropy": "(1 - n) * F.cross_entropy(x, y) - n * F.log_softmax(x, 1).mean()",
+    "cross_entropy": "(1 - n) * F.cross_entropy(x, y) - n * F.log_softmax(x, 1).mean(), with x the logits and y the target, which is "
+    "the same where there are no class weights, no ignored labels (ignore_index) and reduction is the mean",
     "dropout": _DROPOUT,
     "dropout1d": "x * (torch.rand(*x.shape[:2], 1) >= n) / (1 - n)",
     "dropout2d": "x * (torch.rand(*x.shape[:2], 1, 1) >= n) / (1 - n)",

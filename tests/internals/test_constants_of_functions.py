@@ -21,7 +21,8 @@ Function = Callable[[float], torch.Tensor]
 SAME: dict[str, tuple[Function, str, Function]] = {
     "cross_entropy": (
         lambda n: F.cross_entropy(X, CLASSES, label_smoothing=n),
-        "(1 - n) * F.cross_entropy(x, y) - n * F.log_softmax(x, 1).mean()",
+        "(1 - n) * F.cross_entropy(x, y) - n * F.log_softmax(x, 1).mean(), with x the logits and y the target, which is the same "
+        "where there are no class weights, no ignored labels (ignore_index) and reduction is the mean",
         lambda n: (1 - n) * F.cross_entropy(X, CLASSES) - n * F.log_softmax(X, 1).mean(),
     ),
     "huber_loss": (
