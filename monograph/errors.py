@@ -60,6 +60,11 @@ class NamesNear:
             raise no_attribute(self, name)
 
 
+def hint_line(hint: str) -> str:
+    """What to do next, on a line of its own below what has happened; empty if there is no hint."""
+    return f"\n  hint: {hint}" if hint else ""
+
+
 class MonographError(Exception):
     """Base of every error that Monograph raises for a user's mistake or a limit.
 
@@ -96,8 +101,7 @@ class MonographError(Exception):
         )
         source = f"\n      {self.source}" if self.source else ""
         module = f"\n  in module {self.where.module}" if self.where and self.where.module else ""
-        hint = f"\n  hint: {self.hint}" if self.hint else ""
-        return f"{self.message}{place}{source}{module}{hint}"
+        return f"{self.message}{place}{source}{module}{hint_line(self.hint)}"
 
 
 class DefinitionError(MonographError, AttributeError):

@@ -13,7 +13,7 @@ from monograph.capture.captured import Captured
 from monograph.capture.guards.sources.values import Moves
 from monograph.capture.trace import LOGGER
 from monograph.compiler import Build
-from monograph.errors import MonographError
+from monograph.errors import MonographError, hint_line
 from monograph.internals.advice_lines import (
     ALL_FURTHER,
     LINES,
@@ -35,6 +35,7 @@ from monograph.user_code.lines import Origin, user_place_of
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
 _REPEATED: Final = 4  # builds with one advice: it was not heard, or not followed
 _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
+_PAGE: Final = "docs/rebuilds.md"
 _SHOWN: Final = 4  # sizes
 _LEADING: Final = (
     Cause.VALUE,
@@ -104,7 +105,11 @@ class Advised:
         if not advice:
             return ""
         first = self.logged.setdefault(advice, number)
-        return f"; {advice}" if first == number else f"; what to write is in the line of build {first}"
+        return (
+            hint_line(f"{advice}; see {_PAGE}")
+            if first == number
+            else f"; what to write is in the line of build {first}"
+        )
 
 
 def size_needed_by(error: Exception) -> str:

@@ -314,7 +314,10 @@ def test_what_to_write_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         step.mode = mode
         step(x())
     first, *others = lines(caplog)  # the second build, the fourth of its kind, and from the eighth on
-    assert "build 1: graph.mode changed from 'a' to 'b'; each value of graph.mode has a build" in first
+    assert (
+        "build 1: graph.mode changed from 'a' to 'b'\n  hint: each value of graph.mode has a build" in first
+    )
+    assert first.endswith("; see docs/rebuilds.md")
     assert len(others) == 5
     assert all(line.endswith("; what to write is in the line of build 1") for line in others)
 
@@ -340,7 +343,7 @@ def test_too_many_builds_come_with_the_line() -> None:
     assert len(step.builds) == 2  # the errors have not made sizes numbers
 
 
-def test_a_process_without_logging_shows_the_line() -> None:
+def test_a_process_without_logging_shows_the_line_and_the_hint_below() -> None:
     code = """
 import torch, monograph as mg
 graph = mg.trace(lambda x: x * 2)
@@ -351,9 +354,10 @@ for rows in (3, 4, 5, 6):
     still(torch.ones(rows))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    (line,) = done.stderr.splitlines()
+    line, hint = done.stderr.splitlines()
     assert "build 1: argument x is a tensor (4,)" in line
-    assert "each size has a build, since code of the step needs one size" in line
+    assert hint.startswith("  hint: each size has a build, since code of the step needs one size")
+    assert hint.endswith("; see docs/rebuilds.md")
 
 
 class Accumulating(mg.Graph):
