@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from monograph.capture.numbers.layouts import ArgumentForm, argument_form
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
+from monograph.compat.autograd import without_history
 from monograph.compat.distributed.tensors import awaited_part, is_sharded, local_of, with_local
 from monograph.compat.fakes import bind_fake, is_fake, make_fake
 from monograph.compat.modules import hand_attributes_on, mark_parameter
@@ -73,9 +75,7 @@ class Inputs:
     without_gradient: set[int] = field(default_factory=set)  # parameters that have none, by id of the fake
     asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the fake
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
-    compared: dict[int, torch.Tensor] = field(
-        default_factory=dict
-    )  # what arguments were compared with by `is`
+    compared: dict[int, torch.Tensor] = field(default_factory=dict)  # with arguments by `is`
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     without_data: bool = False  # state is on the device meta, or the arguments where there is no state
@@ -154,9 +154,9 @@ class Inputs:
             self.add(self._fake(real, with_value=counter), slot.role, slot.path, Fixed(real))
 
     def _fake(self, real: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
-        leaf = real if real.is_leaf else real.detach()
-        with_value = with_value or self.with_values
-        fake = make_fake(self.mode, leaf, with_value=with_value, planned=self.without_data)
+        with_value |= self.with_values
+        make = partial(make_fake, self.mode, with_value=with_value, planned=self.without_data)
+        fake = make(real) if real.is_leaf else without_history(real, make)
         if isinstance(real, nn.Parameter):
             mark_parameter(fake)
         hand_attributes_on(real, fake)
