@@ -84,7 +84,7 @@ _ASKED = (
 )
 _FORMATTED = (
     'a format asks for the value of a tensor, as in f"{loss:.4f}", while the step is being captured',
-    "return the tensor, and print it after the call",
+    "return it, and print it after the call",
 )
 _OF_VALUES: Mapping[str, tuple[str, str]] = {  # of ops of torch that ask for values: what to say, what to do
     "nonzero": _COUNTED,
