@@ -18,10 +18,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from monograph.compat.modes import current_tracer, outside_of_modes
+from monograph.compat.modes import current_tracer
 from monograph.compat.modules import global_hooks
 from monograph.compat.patching import in_this_thread, replace, replace_here, replaced
-from monograph.errors import GraphBoundaryError
 
 
 def sequence_number() -> int:
@@ -118,33 +117,6 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """
     found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
     return found
-
-
-class _OutsideOfStep(torch.autograd.Function):
-    """What was computed before a step: it requires grad, and a backward() of the step that comes to it raises."""
-
-    @staticmethod
-    def forward(ctx: Any, fake: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        ctx.form = f"{tuple(map(int, fake.shape))} {fake.dtype}".replace("torch.", "")
-        return fake.data
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise GraphBoundaryError(
-            f"backward() comes to a tensor {ctx.form} that was computed before the step: it is part of a graph of autograd "
-            "outside, and could not go on there",
-            hint="compute it in build(), or use its detach(); docs/porting.md shows it for reinforcement learning",
-        )
-
-
-def without_history(real: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A fake of a tensor that is no leaf of autograd, made by `make` of its values, as one that no backward() passes."""
-    with outside_of_modes(), torch._C.DisableTorchFunction(), torch.enable_grad():
-        fake: Any = make(real.detach())
-        made: Any = _OutsideOfStep.apply(fake, torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
-    if hasattr(fake, "real_tensor"):
-        made.real_tensor = fake.real_tensor
-    return made  # type: ignore[no-any-return]
 
 
 @contextmanager

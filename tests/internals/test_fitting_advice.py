@@ -86,9 +86,9 @@ def more_parameters(step: Any, index: int) -> None:
         optimizer_of(step).add_param_group({"params": net_of(step).more.parameters()})
 
 
-def cleared(step: Any, index: int) -> None:
+def more_state(step: Any, index: int) -> None:
     if index == 2:
-        optimizer_of(step).state.clear()
+        optimizer_of(step).state[net_of(step).head.weight]["seen"] = torch.zeros(3)
 
 
 def nothing(_step: Any, _index: int) -> None:
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "momentum of a norm": (None, None, momentum, "the momentum of a norm", 4),
     "pruned": (None, None, pruned, "the model has other parts, which costs one build", 2),
     "more parameters": (None, None, more_parameters, "the model has other parts, which costs one build", 2),
-    "state cleared": (None, None, cleared, "the optimizer has other state or other groups, which costs one build", 2),
+    "more state": (None, None, more_state, "the optimizer has other state or other groups, which costs one build", 2),
     "random": (drawn, None, nothing, "before the call and pass it as an argument, or draw by torch.rand(())", 4),
     "numpy": (drawn_by_numpy, None, nothing, "before the call and pass it as an argument, or draw by torch.rand(())", 4),
     "a list replaced": (by_entry, [1.0, 2.0], set_extra(lambda value: [1.0, value]), NOTHING_TO_DO, 2),

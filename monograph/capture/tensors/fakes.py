@@ -15,12 +15,12 @@ from monograph.capture.numbers.layouts import ArgumentForm, argument_form
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
-from monograph.compat.autograd import without_history
 from monograph.compat.distributed.tensors import awaited_part, is_sharded, local_of, with_local
 from monograph.compat.fakes import bind_fake, is_fake, make_fake
 from monograph.compat.modules import hand_attributes_on, mark_parameter
 from monograph.compat.tensors import is_transformed, planned_device, planned_form
 from monograph.errors import CaptureError
+from monograph.ir.call.refusals import without_history
 from monograph.ir.call.signature import Call, Spec, TensorKey
 from monograph.ir.call.sparse import PARTS, form_of, is_sparse
 from monograph.ir.graph_signature import Argument, ArgumentChanges, Fixed, Number, Source

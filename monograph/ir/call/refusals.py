@@ -1,14 +1,16 @@
-"""Arguments that no graph takes."""
+"""Arguments that no graph takes, and tensors from before a step that no backward() of it passes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MethodType
+from typing import Any
 
 import torch
 
 from monograph.compat.distributed.tensors import is_sharded
+from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.tensors import is_transformed
 from monograph.errors import GraphBoundaryError, SignatureError
 from monograph.ir.call.reason import FUNCTIONS
@@ -91,3 +93,30 @@ def refuse(leaf: object, path: str) -> None:
     raise SignatureError(
         f"argument {path} is a {kind.__module__}.{kind.__qualname__}, which a graph cannot take", hint=advice
     )
+
+
+class _BeforeStep(torch.autograd.Function):
+    """What was computed before a step: it requires grad, and a backward() of the step that comes to it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, fake: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        ctx.form = f"{tuple(map(int, fake.shape))} {fake.dtype}".replace("torch.", "")
+        return fake.data
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GraphBoundaryError(
+            f"backward() comes to a tensor {ctx.form} that was computed before the step: it is part of a graph of autograd "
+            "outside, and could not go on there",
+            hint="compute it in build(), or use its detach(); docs/porting.md shows it for reinforcement learning",
+        )
+
+
+def without_history(real: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A fake of a tensor that is no leaf of autograd, made by `make` of its values, as one that no backward() passes."""
+    with outside_of_modes(), outside_of_function_modes(), torch.enable_grad():
+        fake: Any = make(real.detach())
+        made: Any = _BeforeStep.apply(fake, torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
+    if hasattr(fake, "real_tensor"):
+        made.real_tensor = fake.real_tensor
+    return made  # type: ignore[no-any-return]
