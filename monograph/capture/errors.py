@@ -83,7 +83,7 @@ _ASKED = (
     "torch.clamp or torch.maximum for max(), padding for a boolean mask. A number to compute with can be tensor.item()",
 )
 _FORMATTED = (
-    'a format asks for the value of a tensor, as in f"{loss:.4f}", while the step is being captured',
+    'Python asked for the value of a tensor for a text, as in f"{loss:.4f}", while the step was being captured',
     "return it, and print it after the call",
 )
 _OF_VALUES: Mapping[str, tuple[str, str]] = {  # of ops of torch that ask for values: what to say, what to do

@@ -32,7 +32,7 @@ from monograph.state.find import Owned
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a guard
 _LONGEST_REPR = 400
-_ENTRY: Final = re.compile(r"(?P<owner>\S+)(?:/|\[')(?P<name>\w+)(?:'\])?(?P<value> = .*)")
+_ENTRY: Final = re.compile(r"(?P<owner>\S+?)(?:/|\.|\[')(?P<name>\w+)(?:'\])?(?P<value> = .*)")
 
 
 def graph_text(
@@ -239,10 +239,11 @@ def _grouped(texts: Sequence[str]) -> list[str]:
 
 
 def _by_owner(lines: Sequence[str]) -> list[str]:
-    """The same with many guards on entries of one dict, such as the options of an optimizer, on one line."""
+    """The same with many guards on one module, or on entries of one dict, such as the options of an optimizer, on one line."""
     entries: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         found = _ENTRY.match(line)
+        found = None if found and found["owner"] == "graph" else found  # attributes that users look for
         owner, entry = (found["owner"], f"{found['name']}{found['value']}") if found else (line, line)
         entries.setdefault(owner, []).append((line, entry))
     return [
