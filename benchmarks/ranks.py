@@ -4,8 +4,8 @@
 
 Each process has one thread, over gloo. All sides of a workload run in the same two processes, in turn, a step each; the time
 is the median over rounds of the slower process. `tracked` is the most bytes of tensors that a step holds above those between
-steps, in a process that is ahead of the other one, which is slower in all of the step: each collective lasts until it is waited for, and
-what Gloo copies for it is given back when it ends. `planned` is what Monograph says before it runs.
+steps, in the process that is ahead of the other one, where each collective lasts until it is waited for: what Gloo copies for it
+is given back when it ends. `planned` is what Monograph says before it runs.
 
 With `--hidden` collectives take 20 ms each, in a thread that sleeps: what share of that does a step not take longer? Beside it stands what
 `graph.plan().predict()` says, given the time that the step takes without any and ten operations to the byte.
@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -55,7 +53,6 @@ SIDES = {
     "ZeRO 3, inductor": ("zero 3", "inductor"),
 }
 SLEEP = 0.02  # seconds
-_OTHERS = 3  # processes on the core of the one that is behind
 PER_BYTE = 10  # operations that a processor does in the time in which it reads or writes a byte
 WARM_STEPS = 3
 Figures = dict[str, tuple[float, int, float | None]]  # by side: seconds, tracked and planned bytes
@@ -137,23 +134,10 @@ def measured(workload: Workload, asked: argparse.Namespace) -> Figures:
 
 
 def _held(run: Callable[[], Any], *, ahead: bool, seconds: float) -> int:
-    """The most bytes that a run holds. The process that is behind begins so much later, and is slower in all of the run."""
-    cores = sorted(os.sched_getaffinity(0))
+    """The most bytes that a run holds. The process that is behind begins so much later, and stays behind."""
     dist.barrier()
-    os.sched_setaffinity(0, {cores[0 if ahead else -1]})
-    others = (
-        []
-        if ahead
-        else [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(_OTHERS)]
-    )
-    try:
-        time.sleep(0 if ahead else seconds)
-        held = most_allocated(run, everywhere=True) or 0
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-        os.sched_setaffinity(0, cores)
+    time.sleep(0 if ahead else seconds)
+    held = most_allocated(run, everywhere=True) or 0
     dist.barrier()
     return held
 

@@ -236,7 +236,7 @@ def _may_join(item: Begun, bucket: Sequence[Begun], ready: Ready, usual: int) ->
 
 
 def _gather_ahead(graph: fx.Graph, work: Mapping[fx.Node, int]) -> None:
-    """Let each gather begin when the one before it is there, the first of a phase at its start.
+    """Let each gather begin before the first read of the one before it, the first of a phase at its start.
 
     A sum that begins at about the same time comes after it, since nothing reads that before the updates.
     """
@@ -253,15 +253,9 @@ def _gather_ahead(graph: fx.Graph, work: Mapping[fx.Node, int]) -> None:
             continue
         moved = [*ready.sent_by(item.begin), item.begin]
         needed = {source for node in moved for source in node.all_input_nodes} - set(moved)
-        if there in moved or not all(ready.place[source] < ready.place[there] for source in needed):
-            continue
-        moved = _after(there, moved, ready)
-        if before is not None and _phase(item) == _phase(before):
-            if there is not before.wait:
-                there.prepend(before.wait)
-            there = before.wait.next  # so that the copy that a group has made of what was gathered is gone
-        for node in moved:
-            there.prepend(node)
+        if there not in moved and all(ready.place[source] < ready.place[there] for source in needed):
+            for node in _after(there, moved, ready):
+                there.prepend(node)
 
 
 def _start_of(phase: str, ready: Ready, work: Mapping[fx.Node, int]) -> fx.Node:
