@@ -84,7 +84,7 @@ _ASKED = (
 )
 _FORMATTED = (
     'Python asked for the value of a tensor for a text, as in f"{loss:.4f}", while the step was being captured',
-    "return it, and print it after the call",
+    "return it, and print it after the call; to decide by it in the step: torch.where",
 )
 _OF_VALUES: Mapping[str, tuple[str, str]] = {  # of ops of torch that ask for values: what to say, what to do
     "nonzero": _COUNTED,

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.foreign_objects import check_micro_batches_alike
-from monograph.capture.effects.held_fakes import holds_numbers_alone, not_in_deque, not_repeatable
+from monograph.capture.effects.held_fakes import holds_numbers_alone, not_repeatable
 from monograph.capture.optimizers.autocast import about_kept_casts
 from monograph.capture.optimizers.on_parts import about_whole
 from monograph.capture.retraces import Retraces, not_carried
@@ -85,10 +85,13 @@ def trace_step(
     in_parts = request.settings.accumulation_steps > 1
     if changed := [*not_carried(step, changed), *step.effects.held]:
         of_numbers = changed[0] in numbers | step.effects.numbers
-        where = step.reach.line_of(changed[0])
-        if changed[0] in deques | step.effects.deques and of_numbers and not in_parts:
-            raise not_in_deque(changed[0], where)
-        raise not_repeatable(changed[0], where, of_numbers=of_numbers, in_parts=in_parts)
+        raise not_repeatable(
+            changed[0],
+            step.reach.line_of(changed[0]),
+            of_numbers=of_numbers,
+            in_parts=in_parts,
+            is_deque=changed[0] in deques | step.effects.deques,
+        )
     if in_parts:
         check_micro_batches_alike(step.effects, [name for name in moved if name != "torch"])
     check_strict(step)

@@ -42,19 +42,15 @@ class OfModule(OfGraph):
 
 
 @pytest.mark.parametrize(
-    ("kind", "named", "written"),
-    [
-        (OfGraph, "losses", "graph.losses"),
-        (OfObject, "graph.meter.values", "graph.meter.values"),
-        (OfModule, f"{__name__}.LOSSES", f"{__name__}.LOSSES"),
-    ],
+    ("kind", "named"),
+    [(OfGraph, "losses"), (OfObject, "graph.meter.values"), (OfModule, f"{__name__}.LOSSES")],
 )
-def test_the_deque_is_named(kind: type[OfGraph], named: str, written: str) -> None:
+def test_the_deque_is_named(kind: type[OfGraph], named: str) -> None:
     with pytest.raises(mg.CaptureError, match="in a way that no replay can repeat") as caught:
         kind()(X)
-    assert f"into the deque {named}, in" in caught.value.message
+    assert f"into {named}, a deque, in" in caught.value.message
     hint = "return the tensor, and keep its number after the step"
-    assert f"{hint}: {written}.append(loss.item()) where the graph is called" in caught.value.hint
+    assert f"{hint}: {named}.append(loss.item()); build() may append() to a list" in caught.value.hint
     assert not LOSSES
 
 

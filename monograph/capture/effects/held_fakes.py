@@ -70,7 +70,12 @@ def caches_of_libraries(caches: Iterable[tuple[Any, str]]) -> frozenset[int]:
 
 
 def not_repeatable(
-    label: str, where: Origin | None, *, of_numbers: bool = False, in_parts: bool = False
+    label: str,
+    where: Origin | None,
+    *,
+    of_numbers: bool = False,
+    in_parts: bool = False,
+    is_deque: bool = False,
 ) -> CaptureError:
     """The error for a place where a step leaves what no replay can make; `of_numbers` if that holds no tensors.
 
@@ -85,10 +90,11 @@ def not_repeatable(
             "buffer of a module, which the micro-batches change one after the other: buffer.add_(loss.detach())",
         )
     if of_numbers:
+        name, then = (f"{label}, a deque", f": {label}.append(loss.item())") if is_deque else (label, "")
         return CaptureError(
-            f"build() puts numbers that it reads out of tensors of the step into {label}, in a way that no replay can repeat",
+            f"build() puts numbers that it reads out of tensors of the step into {name}, in a way that no replay can repeat",
             where=where,
-            hint="return the tensor, and keep its number after the step; build() may append() to a list that it does not "
+            hint=f"return the tensor, and keep its number after the step{then}; build() may append() to a list that it does not "
             "read (and extend() it, where += would replace it), and move a list of fixed length in place: numbers.append(new); "
             "del numbers[0]; the last ones fit into a buffer: last.copy_(torch.cat([last[1:], loss.detach().view(1)]))",
         )
@@ -97,18 +103,6 @@ def not_repeatable(
         where=where,
         hint="keep the tensors themselves there: in an attribute of the graph or a module, a list, a tuple, a dict, a "
         "dataclass or an object without __slots__",
-    )
-
-
-def not_in_deque(label: str, where: Origin | None) -> CaptureError:
-    """The error for numbers of the step that build() puts into a deque."""
-    name = label if "." in label else f"graph.{label}"
-    return CaptureError(
-        f"build() puts numbers that it reads out of tensors of the step into the deque {label}, in a way that no replay can repeat",
-        where=where,
-        hint=f"return the tensor, and keep its number after the step: {name}.append(loss.item()) where the graph is called; "
-        "build() may append() to a list that it does not read, and no replay appends to a deque; the last ones also fit into a "
-        "buffer: last.copy_(torch.cat([last[1:], loss.detach().view(1)]))",
     )
 
 

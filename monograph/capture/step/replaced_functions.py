@@ -167,6 +167,8 @@ class ReplacedFunctions:
         return self._takes_layers_whole or recurrent_layers.sizes_vary(args)
 
     def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func in STOPS_GRADIENT and (func == torch.Tensor.detach_ or False in args[1:]):
+            self._check_is_leaf(self._inputs.by_fake.get(id(args[0])))
         if func == GRADIENT_SETTER:
             self._rules.old_gradients.is_set(args[0])
             if args[1] is not None:
@@ -201,8 +203,6 @@ class ReplacedFunctions:
         by = " by setting an attribute of it" if name == "__set__" else f" by {name}()"
         for item in (*args[:1], *(outs if isinstance(outs, (tuple, list)) else (outs,))):
             self._inputs.check_form(item, by)
-        if func in STOPS_GRADIENT and not args[0].requires_grad:
-            self._check_is_leaf(self._inputs.by_fake.get(id(args[0])))
 
     def _check_is_leaf(self, item: Input | None) -> None:
         """Raise CaptureError for an argument whose gradient goes on outside, where a step cannot stop it."""

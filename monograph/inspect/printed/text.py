@@ -243,7 +243,10 @@ def _by_owner(lines: Sequence[str]) -> list[str]:
     entries: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         found = _ENTRY.match(line)
-        found = None if found and found["owner"] == "graph" else found  # attributes that users look for
+        if (
+            found and "." not in found["owner"] and "/" not in line
+        ):  # of the graph, a scaler: users look for these
+            found = None
         owner, entry = (found["owner"], f"{found['name']}{found['value']}") if found else (line, line)
         entries.setdefault(owner, []).append((line, entry))
     return [
