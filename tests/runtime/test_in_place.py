@@ -83,6 +83,7 @@ class Side:
         self.model = model(dtype)
         self.optimizer = make(self.model.parameters())
         self.graph = mg.train_graph(self.model, nn.MSELoss(), self.optimizer)
+        self.graph.config.backend("aten")  # no other code may take over between two steps
 
     def values(self) -> list[Any]:
         return values(self.model, self.optimizer)
