@@ -26,7 +26,7 @@ test-all: test-integrations
 	$(PYTEST) -m "not ranks and not search"
 
 # all that `make test-all` leaves out of what is for several processes: optimizers, layouts and workloads on two and four;
-# an hour on two cores
+# half an hour on two cores
 ranks: $(INSTALLED)
 	$(PYTEST) --dist loadfile -m "ranks or search" tests/distributed tests/checkpoint/ranks
 

@@ -37,10 +37,8 @@ _REPEATED: Final = 4  # builds with one advice: it was not heard, or not followe
 _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
 _PAGE: Final = "docs/rebuilds.md"
 _SHOWN: Final = 4  # sizes
-_LEADING: Final = (
-    Cause.VALUE,
-    Cause.BRANCH,
-)  # what users can write otherwise, also beside what was said before
+# what users can write otherwise, also beside what was said before
+_LEADING: Final = (Cause.VALUE, Cause.BRANCH)
 # where something besides sizes differs from each build that there is
 _NEXT_FOR_ALL: Final = "the next size makes a build for any size, and nobody has to do anything"
 

@@ -252,6 +252,12 @@ def frozen(item: Any, of_node: Callable[[fx.Node], Any]) -> Any:
     return exactly(item)
 
 
+def computed_by(node: fx.Node, of_node: Callable[[fx.Node], Any]) -> tuple[Any, ...]:
+    """The op of a node and what it is given, by which nodes with the same value are found."""
+    named = frozen(node.kwargs, of_node) if node.kwargs else ()
+    return node.target, frozen(node.args, of_node), named
+
+
 def computes(node: fx.Node) -> bool:
     """True for what runs: ops, functions, and calls of parts."""
     return node.op in ("call_function", "call_method", "call_module")

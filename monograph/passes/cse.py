@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.ir.meta import compute_nodes, frozen, grad_mode
+from monograph.ir.meta import compute_nodes, computed_by, grad_mode
 from monograph.ir.program import Program
 from monograph.passes.effects import Memory, is_pure
 
@@ -27,9 +27,7 @@ def cse(program: Program) -> Program:
     for node in compute_nodes(program.graph):
         if not is_pure(node):
             continue
-        named = frozen(node.kwargs, same) if node.kwargs else ()
-        key = node.target, frozen(node.args, same), named, grad_mode(node)
-        found = first.setdefault(key, node)
+        found = first.setdefault((*computed_by(node, same), grad_mode(node)), node)
         if found is not node and memory.can_merge(node, found):
             instead[node] = found
             memory.merge(node, found)

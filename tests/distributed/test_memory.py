@@ -41,18 +41,25 @@ class Step(mg.Graph):
         return loss
 
 
-def rows_are_updated_in_place(rank: int, stage: int) -> None:
-    """A step holds most when it gathers what all have updated: that, and the rows that it has updated itself."""
-    base = _model()
-    eager, step = DistributedDataParallel(copy.deepcopy(base)), Step(base, stage)
+def trained_beside_eager(rank: int, step: Step, *, rows: int) -> DistributedDataParallel:
+    """What eager mode makes of the same model in three steps, whose losses are the same."""
+    eager = DistributedDataParallel(copy.deepcopy(step.model))
     optimizer = torch.optim.AdamW(eager.parameters(), lr=0.01)
     for index in range(3):
-        x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(2 * index + rank))
+        x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(2 * index + rank))
         loss = eager(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         assert_same(loss.detach(), step(x).detach(), f"loss {index}")
+    return eager
+
+
+def rows_are_updated_in_place(rank: int, stage: int) -> None:
+    """A step holds most when it gathers what all have updated: that, and the rows that it has updated itself."""
+    base = _model()
+    step = Step(base, stage)
+    eager = trained_beside_eager(rank, step, rows=4)
     for (name, parameter), ours in zip(eager.module.named_parameters(), base.parameters(), strict=True):
         assert_same(parameter.detach(), ours.detach(), name)
     (build,) = step.builds
@@ -102,16 +109,9 @@ def what_runs_again_reads_what_was_gathered_again(rank: int) -> None:
         for _ in range(5)
     ]
     base = nn.Sequential(*layers)
-    eager, step = DistributedDataParallel(copy.deepcopy(base)), Step(base, 3)
+    step = Step(base, 3)
     step.config.enable_zero(stage=3, shard_min_size=0)
-    optimizer = torch.optim.AdamW(eager.parameters(), lr=0.01)
-    for index in range(3):
-        x = torch.randn(2048, WIDTH, generator=torch.Generator().manual_seed(2 * index + rank))
-        loss = eager(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert_same(loss.detach(), step(x).detach(), f"loss {index}")
+    trained_beside_eager(rank, step, rows=2048)
     (build,) = step.builds
     nodes = [*build.program.graph.nodes]
     place = {node: index for index, node in enumerate(nodes)}

@@ -86,7 +86,8 @@ class Effects:
     def hold(self, label: str, values: Iterable[Any], *, is_deque: bool = False) -> None:
         """A place that got these values of the trace."""
         self.held.append(label)
-        self.deques |= {label} if is_deque else set()
+        if is_deque:
+            self.deques.add(label)
         if all(map(holds_numbers_alone, values)):
             self.numbers.add(label)
 

@@ -75,7 +75,7 @@ class Inputs:
     without_gradient: set[int] = field(default_factory=set)  # parameters that have none, by id of the fake
     asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the fake
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
-    compared: dict[int, torch.Tensor] = field(default_factory=dict)  # with arguments by `is`
+    compared: dict[int, torch.Tensor] = field(default_factory=dict)  # what arguments were compared with
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     without_data: bool = False  # state is on the device meta, or the arguments where there is no state

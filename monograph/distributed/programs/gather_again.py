@@ -10,7 +10,7 @@ from torch import fx
 
 from monograph.distributed.programs.begun import GATHER, MOVES, Begun, Ready, begun_by, unpacked, unpacks
 from monograph.distributed.programs.collectives import awaited_by
-from monograph.ir.meta import compute_nodes, frozen, labels, origin, set_origin
+from monograph.ir.meta import compute_nodes, computed_by, labels, origin, set_origin
 
 AGAIN: Final = "gathered again for backward"  # the label of such a gather
 
@@ -59,10 +59,12 @@ def _erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
 
 def gathered_twice(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """What was gathered for forward, with all that shows it, each with the node that has the same value for backward."""
+    found: dict[fx.Node, fx.Node] = {}
+    if not graph.find_nodes(op="call_function", target=GATHER):
+        return found
     first: dict[Any, fx.Node] = {}
     same: dict[fx.Node, fx.Node] = {}
     gathered = set[fx.Node]()
-    found: dict[fx.Node, fx.Node] = {}
     for node in compute_nodes(graph):
         inputs = node.all_input_nodes
         is_gather, is_shown = node.target is GATHER, not gathered.isdisjoint(inputs)
@@ -70,10 +72,7 @@ def gathered_twice(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             continue
         if is_gather or is_shown:
             gathered.add(node)
-        key = (
-            node.target,
-            *(frozen(item, lambda source: same.get(source, source)) for item in (node.args, node.kwargs)),
-        )
+        key = computed_by(node, lambda source: same.get(source, source))
         same[node] = first.setdefault(key, node)
         if node in gathered and same[node] is not node and origin(node).phase == "backward":
             found[same[node]] = node

@@ -243,9 +243,8 @@ def _by_owner(lines: Sequence[str]) -> list[str]:
     entries: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         found = _ENTRY.match(line)
-        if (
-            found and "." not in found["owner"] and "/" not in line
-        ):  # of the graph, a scaler: users look for these
+        # those of the graph or of a scaler stay apart: users look for them
+        if found and "." not in found["owner"] and "/" not in line:
             found = None
         owner, entry = (found["owner"], f"{found['name']}{found['value']}") if found else (line, line)
         entries.setdefault(owner, []).append((line, entry))

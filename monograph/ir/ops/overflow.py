@@ -68,9 +68,8 @@ _LARGEST: Final[Mapping[str, Callable[[float], float]]] = {  # the input, of the
 }
 _ONE_SIDED: Final = frozenset({"exp", "expm1", "exp2"})  # finite below any limit
 _DIVISIONS: Final = {"div": 1, "reciprocal": 0}  # the position of the divisor
-_TERMS: Final = (
-    4096  # in a sum of products: how far below the root of the largest number they may begin to overflow
-)
+# in a sum of products: how far below the root of the largest number they may begin to overflow
+_TERMS: Final = 4096
 
 
 def divisor(node: fx.Node) -> fx.Node | None:
