@@ -33,7 +33,9 @@ class TrainerStep(mg.Graph):
         self.model = model
         self.trainer = trainer
         self.accumulates = trainer.args.gradient_accumulation_steps > 1
-        internals_of(self).advised.expected.add("update")
+        advised = internals_of(self).advised
+        advised.expected.add("update")
+        advised.drop_last = "TrainingArguments(dataloader_drop_last=True)"
         self.add_optimizer(optimizer, manual=self.accumulates)
         if self.accumulates:
             self.config.keep_gradients()

@@ -18,6 +18,7 @@ from monograph.internals.advice_lines import (
     ALL_FURTHER,
     LINES,
     Thing,
+    about_answer,
     about_numbers,
     about_scheduler,
     needs,
@@ -36,6 +37,7 @@ _MANY_BUILDS: Final = 8  # from here on something probably changes at every call
 _REPEATED: Final = 4  # builds with one advice: it was not heard, or not followed
 _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
 _PAGE: Final = "docs/rebuilds.md"
+_DROP_LAST: Final = "DataLoader(..., drop_last=True)"
 _SHOWN: Final = 4  # sizes
 # what users can write otherwise, also beside what was said before
 _LEADING: Final = (Cause.VALUE, Cause.BRANCH)
@@ -53,6 +55,7 @@ class Advised:
     expected: set[str] = field(
         default_factory=set
     )  # arguments that a tool gives: a build for each value is meant
+    drop_last: str = _DROP_LAST  # what leaves out a smaller last batch
     logged: dict[str, int] = field(default_factory=dict)  # advice, and the build whose line in the log has it
     counts: Counter[tuple[Thing, str]] = field(default_factory=Counter)  # of builds, by advice
 
@@ -65,7 +68,11 @@ class Advised:
         if self._knows(reason) and (new := next((item for item in named if not self._knows(item)), None)):
             reason = reason.led_by(new)
         is_meant = reason.cause is Cause.CONSTANT_GIVEN and reason.place in self.expected
-        return reason if is_meant else reason.advised(advice(reason, call, stays))
+        return (
+            reason
+            if is_meant
+            else reason.advised(advice(reason, call, stays).replace(_DROP_LAST, self.drop_last))
+        )
 
     def note(self, graph: str, notes: Sequence[str]) -> None:
         """Log what a user should know of a capture, once for each graph."""
@@ -228,7 +235,7 @@ def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
 
 
 def _about_sizes(reason: Reason, why: str) -> str:
-    last = "DataLoader(..., drop_last=True) leaves out a smaller last batch, " if 0 in reason.dims else ""
+    last = f"{_DROP_LAST} leaves out a smaller last batch, " if 0 in reason.dims else ""
     padded = [f"mg.buckets({_quoted(path)}, dim={dims[-1]}, sizes=[...])" for path, dims in reason.sizes]
     more = ", ..." if len(padded) > _SHOWN else ""
     buckets = f"config.buckets({', '.join(padded[:_SHOWN])}{more})"
@@ -252,6 +259,8 @@ def _contiguous(paths: Sequence[str]) -> str:
 
 def _why_fixed(reason: Reason, captured: Captured) -> str:
     """What keeps a number that has changed a constant of the step, as its capture has found."""
+    if answer := about_answer(reason):
+        return answer
     place = reason.place
     taken = [found for path, found in captured.taken.items() if _word(path).search(place)]
     if taken or captured.why_plain in ("", place):

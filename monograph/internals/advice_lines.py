@@ -26,6 +26,7 @@ _NEEDS_FLOAT: Final = (
 _ABOUT_FUNCTION: Final = (
     "needs the number itself, which {function}() takes as a constant: few values need nothing; {instead}"
 )
+_ANSWER: Final = "each answer of {place} has a build, and all stay: what is set once, before the first call, costs no further one"
 _BY_OPS: Final = "a number n that only ops compute with, as x * n and torch.where(x < n, a, b), has one build for all values"
 _OF_HUBER: Final = "d = (x - y).abs() and"
 _DROPOUT: Final = "x * (torch.rand_like(x) >= n) / (1 - n)"
@@ -166,8 +167,16 @@ def about_numbers(reason: Reason) -> str:
     return f"{ALL_FURTHER.format(place=reason.place)}; a float argument has it from the first call on"
 
 
+def about_answer(reason: Reason) -> str:
+    """What to write where a function answers another number; empty if the number is in an object."""
+    is_answer = reason.place.endswith("()")
+    return _ANSWER.format(place=reason.place) if is_answer else ""
+
+
 def _about_fixed(reason: Reason) -> str:
-    return f"each value of {reason.place} has a build: code of the step {needs(reason)}"
+    return (
+        about_answer(reason) or f"each value of {reason.place} has a build: code of the step {needs(reason)}"
+    )
 
 
 def needs(reason: Reason, function: str = "") -> str:
@@ -231,6 +240,16 @@ def _about_hyperparameters(reason: Reason) -> str:
         f'optimizer.param_groups[{found[2]}]["{found[3]}"]' if found else "what the optimizer is made with"
     )
     return f"set {place} before the first call, and keep its type: floats move without a build"
+
+
+def _about_mode(reason: Reason) -> str:
+    in_blocks = reason.place.startswith(("grad mode", "autocast"))
+    once = (
+        "enter `with torch.no_grad():` and the like in build()"
+        if in_blocks
+        else f"set what {reason.place} is before the first call, and leave it"
+    )
+    return f"each mode has a build, and both stay; for one build, {once}"
 
 
 def _about_structure(reason: Reason) -> str:
@@ -298,9 +317,7 @@ LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.TRAINING: _always(
         "each mode has a build, and both stay: going back and forth makes no further one"
     ),
-    Cause.TORCH_MODE: _always(
-        "each mode has a build, and both stay; for one build, enter `with torch.no_grad():` and the like in build()"
-    ),
+    Cause.TORCH_MODE: _about_mode,
     Cause.SETTING: _always("set graph.config before the first call"),
     Cause.MEMBER: _always("set modules and add optimizers in __init__, or before the first call"),
     Cause.STATE: _always(

@@ -293,7 +293,7 @@ class Internals:
         self.upgrades.check(self.settings, self.store.steps, number)
         self.store.forget(cache.let_go(self.owned().held_by_modules()))
         self.mistakes.before_capture(self.name, self.owned())
-        observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__)
+        observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__, number)
         request = replace(self.request_of_build(call, is_rare=is_rare), observer=observer)
         with interruptible() as hold:  # a build is kept as soon as its capture cannot be undone any more
             doing = f"capturing build {number}; {self.name} is unchanged, call it again"

@@ -101,6 +101,16 @@ def test_a_long_compilation_is_a_warning_once(
     assert all("Step_0: the step has waited" in line and hint in line for line in found)
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_later_build_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_LONG", 0.0)
+    with waiting.Waiting("Step_0", 2).stage("backend inductor"):
+        pass
+    assert [
+        record.getMessage().startswith("Step_0: build 2: the step has waited") for record in caplog.records
+    ] == [True]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -110,6 +110,14 @@ def test_the_bits_counters_and_logs_are_those_of_the_trainer(case: str, tmp_path
     assert any("grad_norm" in row for row in graphed.logs)
 
 
+def test_a_last_batch_of_one_row_is_left_out_by_an_option_of_the_trainer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(GraphTrainer, tmp_path, per_device_train_batch_size=5, max_steps=6)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "monograph"]
+    assert "TrainingArguments(dataloader_drop_last=True) leaves out a smaller last batch" in line
+
+
 def test_another_trainer_with_its_own_loss(tmp_path: Path) -> None:
     class Weighted(Seq2SeqTrainer):  # type: ignore[misc]
         def compute_loss(

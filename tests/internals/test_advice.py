@@ -119,6 +119,27 @@ def test_the_second_build_is_one_line(
 
 
 @pytest.fixture
+def settings_as_they_were() -> Iterator[None]:
+    threads, mode = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(mode)
+
+
+@pytest.mark.usefixtures("settings_as_they_were")
+def test_what_is_set_for_the_process_is_to_be_set_once(caplog: pytest.LogCaptureFixture) -> None:
+    graph = mg.trace(lambda x: x[: torch.get_num_threads()] * 2)
+    graph(x())
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    graph(x())
+    torch.use_deterministic_algorithms(True)
+    graph(x())
+    answer, mode = lines(caplog)
+    assert "each answer of torch.get_num_threads() has a build, and all stay" in answer
+    assert "for one build, set what deterministic mode is before the first call" in mode
+
+
+@pytest.fixture
 def globals_as_they_were() -> Iterator[None]:
     kept = SCALE, NAME, dict(TABLE), BOX.text
     yield

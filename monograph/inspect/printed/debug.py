@@ -65,11 +65,11 @@ def debug_options(
     return DebugOptions(v_level, chosen, max_py_stack_depth, only_user_py_stack, op_repr_with_py_stack)
 
 
-def observer_for(options: DebugOptions, name: str, kind: str) -> Observer:
-    """The observers of a compilation."""
+def observer_for(options: DebugOptions, name: str, kind: str, number: int) -> Observer:
+    """The observers of the compilation of a build."""
     silent = options.v_level == OFF or bool(options.ranks and _rank() not in options.ranks)
     if silent and not options.op_repr_with_py_stack:
-        return SILENT if is_silenced() else Waiting(name)
+        return SILENT if is_silenced() else Waiting(name, number)
     return Teller(options, f"(GRAPH:{name}:{kind})", silent=silent)
 
 

@@ -76,8 +76,11 @@ def _compiles(stage: str) -> bool:
 class Waiting(Observer):
     """Says what is being done, and how far it is."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._start = name, time.monotonic()
+    def __init__(self, name: str, number: int = 0) -> None:
+        self._name = (
+            f"{name}: build {number}" if number else name
+        )  # the first is the one that everybody waits for
+        self._start = time.monotonic()
         self._next = self._start + _PATIENCE
         self._doing, self._detail, self._count = "", "", 0
         self._line = FootLine(sys.stderr)
