@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -15,8 +16,8 @@ from monograph.inspect.kernel_values import kernel_values, run_kernels
 from monograph.inspect.nonfinite_report import Named, Nonfinite, NonfiniteReport, place_text
 from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
-from monograph.ir.meta import UPDATE_PHASE, labels, metas, needed_by, origin, output_nodes, value
-from monograph.ir.ops.overflow import Exit, Span, divisor, exit_of
+from monograph.ir.meta import UPDATE_PHASE, labels, needed_by, origin, output_nodes
+from monograph.ir.ops.overflow import Exit, Span, divisor, exit_of, is_floating
 from monograph.ir.port import Role
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
@@ -32,7 +33,7 @@ def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
     """
     search = _Search(walk)
     walk.run(search.see)
-    ends = search.bad_ends()
+    ends = search.bad_ends
     bad = list(ends.values())
     guilty = search.guilty(bad)
     if guilty is None:
@@ -164,6 +165,7 @@ class _Search:
         """True if a value holds neither NaN nor Inf."""
         return self._ranges[node].is_finite
 
+    @cached_property
     def bad_ends(self) -> dict[str, fx.Node]:
         """The results and the new state that are not finite, by path."""
         before = {port.path: node for port, node in zip(self._program.inputs, self._inputs(), strict=True)}
@@ -184,7 +186,7 @@ class _Search:
         """What stays finite, in words: all results, or all new state; nothing where there are none."""
         for text, role in (("the results stay", Role.USER), ("the new state stays", Role.STATE)):
             nodes = [node for port, node in self._ends if port.role is role]
-            if any(map(_is_floating, nodes)) and all(map(self.is_finite, nodes)):
+            if any(map(is_floating, nodes)) and all(map(self.is_finite, nodes)):
                 return text
         return ""
 
@@ -289,7 +291,7 @@ class _Search:
             if item not in found and item.op != "output" and self._is_not_finite(item):
                 found.add(item)
                 pending += item.users
-        return tuple(path for path, item in self.bad_ends().items() if item in found)
+        return tuple(path for path, item in self.bad_ends.items() if item in found)
 
     def _named(self, node: fx.Node) -> Named:
         return Named(name_of(node, self._program), self._ranges[node])
@@ -316,7 +318,3 @@ def _text(node: fx.Node) -> str:
 def _nearest_to_zero(item: Any) -> float | None:
     found = item if isinstance(item, torch.Tensor) else torch.tensor(item)
     return float(found.double().abs().min()) if found.numel() and not found.is_complex() else None
-
-
-def _is_floating(node: fx.Node) -> bool:
-    return any(item.dtype.is_floating_point for item in metas(value(node)))

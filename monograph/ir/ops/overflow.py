@@ -96,7 +96,7 @@ def exit_of(node: fx.Node, spans: Mapping[fx.Node, Span]) -> Exit | None:
     nearest = spans[below].nearest_to_zero if below is not None and below in spans else None
     if nearest == 0.0:
         return Exit("it divides by 0", is_overflow=False)
-    near = _near_the_end(made, [span for item, span in spans.items() if _is_floating(item)])
+    near = _near_the_end(made, [span for item, span in spans.items() if is_floating(item)])
     if near is None and nearest is not None:
         return Exit(f"the divisor nearest to 0 is {nearest:.6g}", is_overflow=False)
     return near
@@ -141,6 +141,6 @@ def _name(node: fx.Node) -> str:
     return name if namespace == "aten" else ""
 
 
-def _is_floating(node: fx.Node) -> bool:
-    found = value(node)
-    return isinstance(found, TensorMeta) and found.dtype.is_floating_point
+def is_floating(node: fx.Node) -> bool:
+    """True for a value with floating-point numbers in it."""
+    return any(item.dtype.is_floating_point for item in metas(value(node)))
