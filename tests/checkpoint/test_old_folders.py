@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -58,3 +60,25 @@ def test_others_are_not_told(folder: Path) -> None:
         step_of()(X, Y)
     assert new.latest() is None
     assert rewinding.rewind
+
+
+OLD_RUN = """
+import sys, torch, monograph as mg
+checkpoints = mg.CheckpointManager(sys.argv[1])
+for step in (2, 4, 6):
+    checkpoints.save({"weight": torch.zeros(2) + step}, step=step)
+"""
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_checkpoints_of_another_run_stay_unless_this_one_goes_on_from_them(
+    tmp_path: Path, goes_on: bool
+) -> None:
+    subprocess.run([sys.executable, "-c", OLD_RUN, str(tmp_path)], check=True)
+    checkpoints = mg.CheckpointManager(tmp_path, keep=2)
+    if goes_on:
+        assert checkpoints.latest() == tmp_path / "step-00000006"
+    for step in (10, 20, 30):
+        checkpoints.save({"weight": torch.zeros(2)}, step=step)
+    left = sorted(int(path.name.removeprefix("step-")) for path in tmp_path.glob("step-*"))
+    assert left == ([20, 30] if goes_on else [2, 4, 6, 20, 30])

@@ -49,7 +49,7 @@ class _Failure:
 
 
 class CheckpointManager:
-    """Saves to `directory/step-00001234`, removes all but the newest `keep`, finds the newest one that is whole.
+    """Saves to `directory/step-00001234`, removes all of its run but the newest `keep`, finds the newest one that is whole.
 
     A checkpoint that `latest()` has given stays while somebody has its path, also if another process saves. A directory
     belongs to one run: where there are checkpoints of this step or of higher ones that this manager has not saved, `save`

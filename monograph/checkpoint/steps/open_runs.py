@@ -1,7 +1,8 @@
-"""The directories of checkpoints that managers of this process look after."""
+"""The directories of checkpoints that managers of this process look after, and what they have saved there."""
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -14,9 +15,10 @@ class _Run(Protocol):
 
 
 class OpenRuns:
-    """All of them, as long as somebody holds the manager."""
+    """All of them, as long as somebody holds the manager; what was saved is known after that, too."""
 
     _all: ClassVar[weakref.WeakSet[_Run]] = weakref.WeakSet()
+    _saved: ClassVar[set[tuple[str, int]]] = set()  # directories and steps
     _lock: ClassVar[threading.Lock] = threading.Lock()  # other threads make managers
 
     @staticmethod
@@ -24,6 +26,16 @@ class OpenRuns:
         """One more."""
         with OpenRuns._lock:
             OpenRuns._all.add(run)
+
+    @staticmethod
+    def note_saved(directory: Path, step: int) -> None:
+        """This process has saved a step there."""
+        OpenRuns._saved.add((os.path.abspath(directory), step))
+
+    @staticmethod
+    def has_saved(directory: Path, step: int) -> bool:
+        """True if this process has saved a step there, by whichever manager."""
+        return (os.path.abspath(directory), step) in OpenRuns._saved
 
     @staticmethod
     def of_other_runs() -> list[Path]:

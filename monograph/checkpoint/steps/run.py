@@ -14,6 +14,7 @@ from monograph.checkpoint.files import remove_abandoned, remove_checkpoint
 from monograph.checkpoint.load import load_checkpoint
 from monograph.checkpoint.read import is_complete
 from monograph.checkpoint.steps.leases import nobody_lists, taken_away
+from monograph.checkpoint.steps.open_runs import OpenRuns
 from monograph.errors import CheckpointError
 
 _STEP: Final = re.compile(r"step-([0-9]{8,18})")
@@ -62,19 +63,25 @@ class Run:
         )
 
     def remove_old(self, newest: Path) -> None:
-        """Remove complete checkpoints beyond `keep`, never the one just written; damaged ones stay to be looked at.
+        """Remove complete checkpoints of this run beyond `keep`, never the one just written; damaged ones stay to be looked at.
 
-        What somebody reads now is left for a later save. So are higher steps of others, which went on while this process
-        was stopped.
+        What somebody reads now is left for a later save. Those of other runs stay, and so do higher steps of others, which
+        went on while this process was stopped.
         """
         remove_abandoned(self.directory, _STEP)
-        others = [(step, path) for step, path in self.steps() if path != newest]
+        OpenRuns.note_saved(self.directory, step_of(newest))
+        others = [(step, path) for step, path in self.steps() if path != newest and self._is_mine(step)]
         if self.keep is None or len(others) < self.keep:
             return
         complete = [(step, path) for step, path in others if is_complete(path)]
         for step, path in complete[: max(len(complete) - self.keep + 1, 0)]:
             if step < step_of(newest) or step in self.own:
                 self._remove(path, newest=newest)
+
+    def _is_mine(self, step: int) -> bool:
+        """True for a step of this process, or of the run that it goes on from; `rewind` takes over what is there."""
+        goes_on = self.resumed is not None and step <= self.resumed
+        return self.rewind or goes_on or step in self.own or OpenRuns.has_saved(self.directory, step)
 
     def _remove(self, path: Path, *, newest: Path | None = None) -> None:
         """Remove it at once, or if there is a `newest`, only while that one stays and nobody holds this one."""
