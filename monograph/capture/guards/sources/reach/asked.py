@@ -1,14 +1,51 @@
-"""Modes that code of the step can ask for, since it knows the function to ask: the answers count."""
+"""What code of the step asks for: modes, since it knows the function to ask, and variables of the environment, by name."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, Final
 
+from monograph.capture.guards.sources.places import Source
 from monograph.capture.guards.sources.questions import Answer, question_about
 from monograph.capture.guards.sources.reach.recorded import Recorded
-from monograph.capture.guards.sources.values import same
+from monograph.capture.guards.sources.values import ABSENT, same
 from monograph.errors import CaptureError
+
+ENVIRONMENT: Final[Any] = type(os.environ)
+_BY_NAME: Final[tuple[CodeType, ...]] = tuple(
+    getattr(ENVIRONMENT, name).__code__ for name in ("__getitem__", "__setitem__", "__delitem__")
+)
+_AS_A_WHOLE: Final[tuple[CodeType, ...]] = tuple(
+    getattr(ENVIRONMENT, name).__code__ for name in ("__iter__", "__len__", "__repr__")
+)
+
+
+@dataclass(eq=False)
+class Environment(Source):
+    """The variables of the environment that code has asked for."""
+
+    names: set[bytes] = field(default_factory=set)
+    whole: bool = False  # it has asked which there are
+
+    def now(self) -> Mapping[Any, Any]:
+        return {name: value for name, value in self.table().items() if self.whole or name in self.names}
+
+    def item_label(self, key: Any) -> str:
+        return f"{self.label}[{os.fsdecode(key)!r}]"
+
+    def restore(self, key: Any, value: Any) -> bool:
+        if value is ABSENT:
+            os.environb.pop(key, None)
+        else:
+            os.environb[key] = value
+        return True
+
+    def table(self) -> dict[Any, Any]:
+        table: dict[Any, Any] = vars(os.environ)["_data"]
+        return table
 
 
 class Asked:
@@ -17,6 +54,7 @@ class Asked:
     def __init__(self, recorded: Recorded, answers: Mapping[str, Any]) -> None:
         self._recorded, self._answers = recorded, answers
         self._labels: set[str] = set()
+        self._environment: Environment | None = None
 
     def may_ask(self, item: Any) -> None:
         """Code of the step knows this: if it asks for a mode, the answer counts."""
@@ -33,3 +71,21 @@ class Asked:
                     f"code of the step can ask for {question.label}, which a capture sets to another value",
                     hint="ask before the step, and keep the answer in an attribute",
                 )
+
+    def asks_environment(self, code: CodeType, frame: FrameType) -> bool:
+        """True for code of the environment, which is about to give, to set or to list variables: these count."""
+        if code not in _BY_NAME and code not in _AS_A_WHOLE:
+            return False
+        if self._environment is None:
+            self._environment = Environment("os.environ")
+            self._recorded.add(self._environment)
+        found, now = self._environment, self._environment.table()
+        if code in _AS_A_WHOLE:
+            found.whole, asked = True, set(now)
+        else:
+            key = frame.f_locals["key"]
+            asked = {os.fsencode(key)} if isinstance(key, (str, bytes)) else set()
+        found.names |= asked
+        for name in asked & now.keys():
+            self._recorded.record(found, name, now[name])
+        return True

@@ -27,6 +27,7 @@ from monograph.capture.guards.sources.code_names import attributes_in_format, lo
 from monograph.capture.guards.sources.hidden import Probe, held_in_array, reader_of
 from monograph.capture.guards.sources.libraries import is_library_module, is_tracing
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Kind, Slots
+from monograph.capture.guards.sources.reach.asked import ENVIRONMENT
 from monograph.capture.guards.sources.reach.c_parts import CParts, module_behind
 from monograph.capture.guards.sources.reach.classes import Classes
 from monograph.capture.guards.sources.reach.functions import Functions
@@ -76,7 +77,7 @@ class Objects:
             self.handed.drop(value)
         if type(value) is str and "{" in value:
             self._recorded.make_up(attributes_in_format(value))
-        if is_immutable(value) or id(value) in self.known:
+        if is_immutable(value) or id(value) in self.known or type(value) is ENVIRONMENT:
             return
         self.known[id(value)] = value
         self.has_lookups |= looks_by_name(value, "" if way is None else way[1])

@@ -15,7 +15,6 @@ So what is reachable by such links from the same beginnings is no less than what
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from types import CellType, CodeType, FrameType
 from typing import Any
@@ -226,8 +225,6 @@ class Reach:
         caller = frame.f_back
         if asks_of_paths(code, None if caller is None else caller.f_code):
             self.unguarded.setdefault("a file", user_place(caller))
-        if code is os.getenv.__code__:
-            self._objects.visit(os.environ, "os.environ")
         if not is_standard(module):
             self._modules.take_globals(frame.f_globals, names, own=own)
         if own:
@@ -258,6 +255,8 @@ class Reach:
             # what is installed asks by this for what else is
             if caller is not None and not is_installed_file(caller.f_code.co_filename):
                 self._modules.note_import(frame.f_locals["name"], names_of(caller.f_code))
+            return Verdict.AGAIN
+        if module == "os" and not _is_called_by_tracing(frame) and self._asked.asks_environment(code, frame):
             return Verdict.AGAIN
         if module.partition(".")[0] in _APART:
             return Verdict.SINK
