@@ -84,7 +84,11 @@ class Advised:
     def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
         """Log a build after the first, which is for calls like this one: aloud where what it is for is new, or where there are many."""
         thing = thing_of(reason)
-        serves_all = reason.cause is Cause.SIZE and Varying.in_key(call.key) is not None
+        serves_all = (
+            reason.cause is Cause.SIZE
+            and Varying.in_key(call.key) is not None
+            and not _has_other_gaps(reason, call)
+        )
         # there has to be something to write, and one for all sizes, such as that of a smaller last batch, is the last one
         quiet = ("", _NEXT_FOR_ALL)
         is_new = thing not in self.things and reason.advice not in quiet and not serves_all
@@ -134,7 +138,7 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
     if reason.cause is Cause.SIZE:
         varying = Varying.in_key(call.key)
         with_gaps, why = _with_gaps(reason, call), _why_sizes_stay(reason, call) or stays
-        if varying is not None:
+        if varying is not None and not _has_other_gaps(reason, call):
             return _about_varying(varying, call.paths()) + _about_strides(with_gaps)
         if with_gaps and not why:
             return _about_gaps(with_gaps)
@@ -179,6 +183,11 @@ def _with_gaps(reason: Reason, call: Call) -> list[str]:
     return [path for path, key in keys if path in differing and isinstance(key, TensorKey) and has_gaps(key)]
 
 
+def _has_other_gaps(reason: Reason, call: Call) -> bool:
+    """True if strides differ that do not follow from sizes: a build for any size has one set of them."""
+    return reason.what == "stride" and bool(_with_gaps(reason, call))
+
+
 def _why_sizes_stay(reason: Reason, call: Call) -> str:
     _, settings, _ = call.key
     if not settings.dynamic:
@@ -194,7 +203,8 @@ def _why_sizes_stay(reason: Reason, call: Call) -> str:
         if special:
             of_part = call.num_parts(leaf, special[0]) > 1
             return "micro-batches of 0 and 1 rows are special" if of_part else "sizes of 0 and 1 are special"
-    if any(is_part_of(reason.place, size.argument) for size in settings.sizes):
+    is_declared = any(is_part_of(reason.place, size.argument) for size in settings.sizes)
+    if is_declared and not _with_gaps(reason, call):
         return "it is outside of what was declared"
     return ""
 

@@ -18,6 +18,7 @@ from monograph.checkpoint.steps.open_runs import OpenRuns
 from monograph.compat.optimizers import schedulers_inside, watch_clipping
 from monograph.compat.tensors import version_of
 from monograph.state.find import Owned, RegisteredOptimizer
+from monograph.state.stepped_besides import StepLeft, step_left
 from monograph.user_code.lines import warn_at_user_line
 
 _NUM_SHOWN = 3  # names in a list
@@ -66,6 +67,7 @@ class Mistakes:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters of when an optimizer was added
         self._roots: dict[int, list[weakref.ref[nn.Module]]] = {}  # by number of the build
         self._stepped: dict[int, _Stepped] = {}  # by the first step
+        self._left: list[StepLeft] = []  # by the first step
         self._graph = ""
         self._steps = 0
         self.is_young = True  # in the first steps, which are looked at more closely
@@ -148,6 +150,14 @@ class Mistakes:
                     f"{registered.scheduler_name}, and your code steps it too: the learning rate moves twice; leave out "
                     f"scheduler.step(), or do not pass {registered.scheduler_name}",
                 )
+        if any(left.is_stepped() for left in self._left):
+            self._tell(
+                "step",
+                f"{graph} has made its step, and your code calls optimizer.step() after it, on the gradients that "
+                "config.keep_gradients() leaves: parameters move twice; leave out optimizer.step(), or step in build(), "
+                "after add_optimizer(optimizer, manual=True)",
+            )
+        self._left = []
         self.watched[number] = []
         if "mode" not in self._reported:
             roots = self._trained(optimizers, modules, number, set(steps))
@@ -170,6 +180,7 @@ class Mistakes:
             Mistakes._looking = [me for me in Mistakes._looking if me() not in (None, self)]
         if self._steps == 1:
             updated = [p for registered in optimizers if not registered.manual for p in registered.parameters]
+            self._left = [left for registered in optimizers if (left := step_left(registered)) is not None]
             self._graph, self._stepped = graph, {id(p): _stepped(p) for p in updated}
             Mistakes._looking.append(weakref.ref(self))
 

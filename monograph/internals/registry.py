@@ -180,9 +180,12 @@ class Registry:
             )
         is_parameter = isinstance(value, nn.Parameter)
         if is_parameter or (isinstance(value, torch.Tensor) and value.requires_grad):
+            is_made = value.grad_fn is not None
             raise DefinitionError(
                 f"a tensor that requires grad cannot be the attribute {shown(name)} of a Graph",
-                hint=f"hold it in an nn.Module: self.{name} = nn.ParameterList([x])"
+                hint=f"return it from build(), or keep its values: self.{name} = x.detach()"
+                if is_made
+                else f"hold it in an nn.Module: self.{name} = nn.ParameterList([x])"
                 + ("" if is_parameter else ", with x = nn.Parameter(x) before an optimizer gets it"),
             )
         module = unwrap(value)

@@ -473,3 +473,43 @@ def test_other_losses_of_micro_batches_are_not_told(by: Callable[[Any], Any]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Divided(by)(torch.randn(4, 4))
+
+
+SEVERAL_STEPS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "without state": lambda parameters: torch.optim.SGD(parameters, 0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-3),
+    "fused": lambda parameters: torch.optim.Adam(parameters, 1e-3, fused=True),
+}
+
+
+@torch.no_grad()
+def clamped(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.clamp_(-0.1, 0.1)
+
+
+def loaded(model: nn.Module) -> None:
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+
+
+@pytest.mark.parametrize("kind", SEVERAL_STEPS)
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_optimizer_that_is_stepped_again_after_the_step(kind: str, is_kept: bool) -> None:
+    """Where gradients stay; without them nothing moves. Other changes of parameters are meant."""
+    for change in ("step", clamped, loaded, None):
+        model = Plain()
+        optimizer = SEVERAL_STEPS[kind](model.parameters())
+        train = mg.train_graph(model, nn.MSELoss(), optimizer)
+        train.config.keep_gradients(is_kept)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                train(torch.ones(8, 4), torch.zeros(8, 2))
+                if change == "step":
+                    optimizer.step()
+                elif callable(change):
+                    change(model)
+                optimizer.zero_grad()
+        found = ["parameters move twice" in str(item.message) for item in told]
+        assert found == [True] * (change == "step" and is_kept), change

@@ -278,3 +278,28 @@ def test_a_branch_that_each_parameter_has_is_named_once() -> None:
     reasons = [str(build.reason) for build in step.builds if "the branch" in str(build.reason)]
     assert [reason.count("is no longer taken") for reason in reasons] == [1]
     assert reasons[0].endswith("; and 3 more")
+
+
+def test_each_length_has_a_build_where_strides_move(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where sizes are declared to vary. Strides of one buffer stay, and one build serves all."""
+    buffer = torch.ones(4, 16)
+
+    def shifted(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.ones(4, length)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def of_buffer(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return buffer[:, :length], buffer[:, 1 : length + 1]
+
+    for is_declared, parts, num_builds in ((False, shifted, 4), (True, shifted, 4), (False, of_buffer, 2)):
+        caplog.clear()
+        graph = mg.trace(lambda x, y: (x * 2).sum() + y.sum())
+        if is_declared:
+            graph.config.dynamic("x", 1)
+            graph.config.dynamic("y", 1)
+        for length in (5, 7, 9, 11):
+            graph(*parts(length))
+        assert len(graph.builds) == num_builds
+        told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        moves = "the strides of x and y do not follow from sizes: pass x.contiguous() and y.contiguous()"
+        assert [moves in line for line in told[:1]] == [True] * (num_builds > 2)

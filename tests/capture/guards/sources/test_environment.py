@@ -14,7 +14,7 @@ NAME = "MONOGRAPH_TESTS_" + "GAIN"
 READERS: dict[str, Callable[[], str]] = {
     "get": lambda: os.environ.get(NAME, ""),
     "getenv": lambda: os.getenv(NAME, ""),
-    "index": lambda: os.environ[NAME] if NAME in os.environ else "",
+    "index": lambda: "" if NAME not in os.environ else os.environ[NAME] + "",
     "bytes": lambda: os.environb.get(NAME.encode(), b"").decode(),
     "a copy": lambda: dict(os.environ).get(NAME, ""),
     "items": lambda: "".join(value for name, value in os.environ.items() if name == NAME),
