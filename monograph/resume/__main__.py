@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from monograph.checkpoint.load import load_checkpoint
@@ -20,6 +23,11 @@ from monograph.numerics.judge import digests
 from monograph.resume.factory import load_factory
 from monograph.resume.proof import MISFIT, USAGE, Job
 from monograph.state_dict.parts import ABOUT
+
+_DRAWN: Final = (
+    "numbers of random or of numpy.random are drawn between the steps, and the checkpoint does not hold their state: "
+    "state_dict(python_random=True), and prove_resume(..., python_random=True), save it"
+)
 
 
 def main() -> None:
@@ -46,17 +54,29 @@ def run(job: Job) -> dict[str, Any]:
         python_random |= "python" in start.get("graph.rng", {})
         graph.load_state_dict(start)
     registered = any(item is batches for item in internals_of(graph).registry.registered.values())
-    stream = endless(batches, job.factory)
+    stream, notes = endless(batches, job.factory), list[str]()
     for _ in range(0 if registered else job.skip):
         next(stream)
     for _ in range(job.steps):
         call(graph, next(stream))
     if job.save is not None:
-        save(graph.state_dict(python_random=python_random), job.save)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            state_dict = graph.state_dict(python_random=python_random)
+        notes = [str(item.message) for item in told]
+        save(state_dict, job.save)
+    drawn = _python_random()
     results = [compared_step(graph, next(stream)) for _ in range(job.more)]
     end = graph.state_dict(python_random=python_random)
     state = digests({key: end[key] for key in end if key != ABOUT})
-    return {"results": results, "state": state, "registered": registered}
+    if not python_random and _python_random() != drawn:
+        notes.append(_DRAWN)
+    return {"results": results, "state": state, "registered": registered, "notes": notes}
+
+
+def _python_random() -> tuple[Any, ...]:
+    """The state of the generators that belong to the whole process."""
+    return random.getstate(), repr(np.random.get_state(legacy=False))
 
 
 def make(factory: str) -> tuple[Graph, Any]:

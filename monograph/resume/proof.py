@@ -46,6 +46,7 @@ class Trail:
     results: tuple[Mapping[str, str], ...]
     state: Mapping[str, str]
     registered: bool  # whether the batches go on by a state of their own
+    notes: tuple[str, ...] = ()  # what the checkpoint does not hold
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,6 +58,7 @@ class ResumeReport(Displayed):
     entries: int
     differences: tuple[str, ...]
     batches_registered: bool = True
+    notes: tuple[str, ...] = ()  # what the checkpoint does not hold, where something differs
 
     @property
     def ok(self) -> bool:
@@ -78,6 +80,7 @@ class ResumeReport(Displayed):
             shown.append(
                 "  hint: batches that draw random numbers go on only if the graph knows them: register_state"
             )
+        shown += [f"  hint: {note}" for note in self.notes]
         return "\n".join([head, *shown])
 
 
@@ -118,7 +121,8 @@ def prove_resume(
         without = _run(job)
         resumed = _run(replace(job, load=str(middle), skip=steps, steps=0, save=None))
     differences = _differences(without, resumed, first=steps + 1)
-    return ResumeReport(steps, more, len(without.state), tuple(differences), without.registered)
+    notes = without.notes if differences else ()
+    return ResumeReport(steps, more, len(without.state), tuple(differences), without.registered, notes)
 
 
 def _run(job: Job) -> Trail:
@@ -140,7 +144,7 @@ def _run(job: Job) -> Trail:
             f"the process that {what} failed: {message}", hint="the same factory must make the same graph"
         )
     report = json.loads(Path(job.report).read_text())
-    return Trail(tuple(report["results"]), report["state"], report["registered"])
+    return Trail(tuple(report["results"]), report["state"], report["registered"], tuple(report["notes"]))
 
 
 def _differences(without: Trail, resumed: Trail, *, first: int) -> list[str]:

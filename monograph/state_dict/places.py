@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from monograph.ir.port import FREE
 from monograph.numerics.judge import same_bits
 from monograph.state.find import Owned, module_slots
 from monograph.state_dict.merge import misfits
+from monograph.user_code.lines import warn_at_user_line
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 
@@ -102,10 +102,9 @@ def changed_places(builds: Sequence[Build], places: Mapping[str, Place], owned: 
         elif path not in in_modules and "/" not in path:
             lost.append(path)
     if lost:
-        warnings.warn(
+        warn_at_user_line(
             f"a step changes {', '.join(lost)}, for which the state has no place: it is not saved; hold tensors in buffers of a module "
-            "and numbers in its attributes; register_state(name, object) saves what else has state_dict() and load_state_dict()",
-            stacklevel=5,
+            "and numbers in its attributes; register_state(name, object) saves what else has state_dict() and load_state_dict()"
         )
     shown = {id(places[path].value) for path in found if isinstance(places[path].value, torch.Tensor)}
     return found | {path for path, place in places.items() if id(place.value) in shown}

@@ -75,6 +75,22 @@ def python_random() -> tuple[mg.Graph, Any]:
     return Noisy(), numbers()
 
 
+class Recording(Train):
+    """Counts in a dict, for which the state has no place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"steps": 0, self: 0}
+
+    def build(self, x, scale=1.0):
+        self.seen["steps"] += 1
+        return super().build(x, float(self.seen["steps"]))
+
+
+def recording() -> tuple[mg.Graph, Any]:
+    return Recording(), numbers()
+
+
 def failing() -> tuple[mg.Graph, Any]:
     raise RuntimeError("the data is gone")
 

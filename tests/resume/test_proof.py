@@ -49,6 +49,22 @@ def test_what_is_right_has_no_differences(factory: Any, tmp_path: Path) -> None:
     assert in_this_process(factory, tmp_path, steps=5) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("python_random", "numbers of random or of numpy.random are drawn"),
+        ("recording", "a step changes graph.seen"),
+        ("global_counter", ""),
+    ],
+)
+def test_what_the_checkpoint_does_not_hold_is_named(name: str, expected: str, tmp_path: Path) -> None:
+    job = Job(
+        f"tests.resume.factories:{name}", "", None, 0, 3, str(tmp_path / "middle"), 2, False, (1, 1), ()
+    )
+    notes = run(job)["notes"]
+    assert [expected in note for note in notes] == [True] * bool(expected), notes
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize("name", ["unregistered_loader", "global_counter", "python_random"])
 def test_a_flaw_is_named(name: str, tmp_path: Path) -> None:
