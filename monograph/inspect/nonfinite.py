@@ -280,7 +280,7 @@ class _Search:
             roles.get(node.name) in (Role.PARAM, Role.BUFFER, Role.STATE),
             tuple(self._named(item) for item in self._inputs() if item in infinite),
             tuple(place_text(call_text(item), origin(item)) for item in written if item is not but),
-            "" if found is None else found.text,
+            _of_its_number(node) or ("" if found is None else found.text),
             self._reached_from(node),
         )
 
@@ -304,11 +304,21 @@ def name_of(node: fx.Node, program: Program) -> str:
     return f"{node.name} ({', '.join(labels(node))})" if labels(node) else node.name
 
 
-def _writes_infinity(node: fx.Node) -> bool:
-    """True for an op that the code gives an infinity as a number, as it does for a mask."""
+def _numbers_of(node: fx.Node) -> list[float]:
+    """The numbers that the code gives an op itself."""
     found: list[Any] = []
     fx.node.map_aggregate((node.args, dict(node.kwargs)), found.append)
-    return any(isinstance(item, float) and math.isinf(item) for item in found)
+    return [item for item in found if isinstance(item, float)]
+
+
+def _of_its_number(node: fx.Node) -> str:
+    is_given = any(map(math.isnan, _numbers_of(node)))
+    return "it is given NaN as a number of Python, such as a learning rate" if is_given else ""
+
+
+def _writes_infinity(node: fx.Node) -> bool:
+    """True for an op that the code gives an infinity as a number, as it does for a mask."""
+    return any(map(math.isinf, _numbers_of(node)))
 
 
 def _text(node: fx.Node) -> str:

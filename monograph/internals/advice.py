@@ -138,8 +138,10 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
     if reason.cause is Cause.SIZE:
         varying = Varying.in_key(call.key)
         with_gaps, why = _with_gaps(reason, call), _why_sizes_stay(reason, call) or stays
-        if varying is not None and not _has_other_gaps(reason, call):
-            return _about_varying(varying, call.paths()) + _about_strides(with_gaps)
+        if varying is not None:
+            is_one = not _has_other_gaps(reason, call)
+            served = _about_varying(varying, call.paths()) if is_one else "each set of strides has a build"
+            return served + _about_strides(with_gaps)
         if with_gaps and not why:
             return _about_gaps(with_gaps)
         return _about_sizes(reason, why) if why else _NEXT_FOR_ALL

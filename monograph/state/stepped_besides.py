@@ -22,7 +22,7 @@ class StepLeft:
 
     optimizer: weakref.ref[Optimizer]
     versions: dict[int, int]  # of the tensors of its state, by id
-    parameter: torch.Tensor  # the smallest, which tells where there is no state
+    parameter: torch.Tensor  # the smallest, for optimizers without state
     value: torch.Tensor
     gradient: torch.Tensor
 

@@ -200,3 +200,16 @@ def test_the_range_that_led_to_it(
     report = mg.trace(lambda x: function(x).sum()).find_nonfinite(torch.tensor(values))
     assert report.found is not None, str(report)
     assert report.found.reason == reason
+
+
+def test_a_learning_rate_that_is_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = mg.train_graph(model, nn.MSELoss(), optimizer)
+    batch = torch.ones(4, 3), torch.ones(4, 2)
+    step(*batch)
+    optimizer.param_groups[0]["lr"] = float("nan")
+    report = step.find_nonfinite(*batch)
+    assert report.found is not None
+    assert "given NaN as a number of Python, such as a learning rate" in report.found.reason
+    assert 'optimizer.param_groups[0]["lr"] is no finite number' in caplog.text
