@@ -102,7 +102,7 @@ def not_repeatable(
         f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",
         where=where,
         hint="keep the tensors themselves there: in an attribute of the graph or a module, a list, a tuple, a dict, a "
-        "dataclass or an object without __slots__",
+        "dataclass or an object without __slots__; take a batch of a loader before the call, and pass it as an argument",
     )
 
 
