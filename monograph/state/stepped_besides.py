@@ -48,7 +48,8 @@ class StepLeft:
 
 def step_left(registered: RegisteredOptimizer) -> StepLeft | None:
     """What to look at before the next step; None if the step left no gradients, without which nothing would move."""
-    with_gradients = [item for item in registered.parameters if item.grad is not None]
+    # to compare DTensors would communicate
+    with_gradients = [item for item in registered.parameters if type(item.grad) is torch.Tensor]
     if registered.manual or not with_gradients:
         return None
     smallest = min(with_gradients, key=lambda item: (item.numel() < _ENOUGH, item.numel()))
@@ -64,6 +65,5 @@ def step_left(registered: RegisteredOptimizer) -> StepLeft | None:
 
 def _state(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     for entries in optimizer.state.values():
-        for item in entries.values():
-            if isinstance(item, torch.Tensor):
-                yield item
+        values = entries.values() if isinstance(entries, dict) else ()
+        yield from (item for item in values if isinstance(item, torch.Tensor))
