@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from monograph.checkpoint.steps.open_runs import OpenRuns
 from monograph.compat.optimizers import schedulers_inside, watch_clipping
 from monograph.compat.tensors import version_of
 from monograph.state.find import Owned, RegisteredOptimizer
-from monograph.state.stepped_besides import StepLeft, step_left
+from monograph.state.stepped_besides import StepLeft, state_tensors, step_left
 from monograph.user_code.lines import warn_at_user_line
 
 _NUM_SHOWN = 3  # names in a list
@@ -252,11 +251,8 @@ def left_schedulers(optimizers: Sequence[RegisteredOptimizer]) -> None:
 
 
 def _versions(registered: RegisteredOptimizer) -> int:
-    owned = [entries.values() for entries in registered.optimizer.state.values() if isinstance(entries, dict)]
-    state = [entry for entry in chain.from_iterable(owned) if isinstance(entry, torch.Tensor)]
-    return sum(
-        map(version_of, (*registered.parameters, *state))
-    )  # kernels that update all at once count in the state alone
+    # kernels that update all at once count in the state alone
+    return sum(map(version_of, (*registered.parameters, *state_tensors(registered.optimizer))))
 
 
 def _place_of(scheduler: Any) -> int | None:

@@ -32,7 +32,7 @@ class StepLeft:
         if optimizer is None:
             return False
         if self.versions:
-            found = {id(item): version_of(item) for item in _state(optimizer)}
+            found = {id(item): version_of(item) for item in state_tensors(optimizer)}
             return any(found.get(known, before) > before for known, before in self.versions.items())
         return self._is_descent()
 
@@ -56,14 +56,15 @@ def step_left(registered: RegisteredOptimizer) -> StepLeft | None:
     assert smallest.grad is not None
     return StepLeft(
         weakref.ref(registered.optimizer),
-        {id(item): version_of(item) for item in _state(registered.optimizer)},
+        {id(item): version_of(item) for item in state_tensors(registered.optimizer)},
         smallest,
         smallest.detach().clone(),
         smallest.grad.detach().clone(),
     )
 
 
-def _state(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+def state_tensors(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    """The tensors of the state of an optimizer."""
     for entries in optimizer.state.values():
         values = entries.values() if isinstance(entries, dict) else ()
         yield from (item for item in values if isinstance(item, torch.Tensor))
