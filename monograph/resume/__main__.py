@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from monograph.checkpoint.load import load_checkpoint
@@ -22,10 +20,11 @@ from monograph.internals.internals import internals_of
 from monograph.numerics.judge import digests
 from monograph.resume.factory import load_factory
 from monograph.resume.proof import MISFIT, USAGE, Job
+from monograph.state.random import RandomState
 from monograph.state_dict.parts import ABOUT
 
 _DRAWN: Final = (
-    "numbers of random or of numpy.random are drawn between the steps, and the checkpoint does not hold their state: "
+    "numbers of {} are drawn between the steps, and the checkpoint does not hold their state: "
     "state_dict(python_random=True), and prove_resume(..., python_random=True), save it"
 )
 
@@ -65,18 +64,14 @@ def run(job: Job) -> dict[str, Any]:
             state_dict = graph.state_dict(python_random=python_random)
         notes = [str(item.message) for item in told]
         save(state_dict, job.save)
-    drawn = _python_random()
+    saved = RandomState.now()
     results = [compared_step(graph, next(stream)) for _ in range(job.more)]
     end = graph.state_dict(python_random=python_random)
     state = digests({key: end[key] for key in end if key != ABOUT})
-    if not python_random and _python_random() != drawn:
-        notes.append(_DRAWN)
+    drawn = [name for name in saved.moved() if name != "torch"]
+    if drawn and not python_random:
+        notes.append(_DRAWN.format(" and ".join(drawn)))
     return {"results": results, "state": state, "registered": registered, "notes": notes}
-
-
-def _python_random() -> tuple[Any, ...]:
-    """The state of the generators that belong to the whole process."""
-    return random.getstate(), repr(np.random.get_state(legacy=False))
 
 
 def make(factory: str) -> tuple[Graph, Any]:

@@ -52,7 +52,7 @@ def test_what_is_right_has_no_differences(factory: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("python_random", "numbers of random or of numpy.random are drawn"),
+        ("python_random", "numbers of random are drawn between the steps"),
         ("recording", "a step changes graph.seen"),
         ("global_counter", ""),
     ],
