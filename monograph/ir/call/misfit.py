@@ -147,8 +147,7 @@ def _other_form(known: Tree, call: Call) -> str | None:
             return f"argument {name} is {'left out' if name in before else 'given'}, unlike when the graph was built"
         if (difference := form_difference(before[name], after[name], name)) is not None:
             return difference
-    given = len(got.children)
-    counts = f"{given} positional argument{'s' * (given != 1)}", str(len(expected.children))
+    counts = f"{len(got.children)} positional arguments", str(len(expected.children))
     return misfit_text("the call has", *counts) if len(got.children) != len(expected.children) else None
 
 
