@@ -59,10 +59,10 @@ def run(job: Job) -> dict[str, Any]:
     for _ in range(job.steps):
         call(graph, next(stream))
     if job.save is not None:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             state_dict = graph.state_dict(python_random=python_random)
-        notes = [str(item.message) for item in told]
+        notes = [str(item.message) for item in caught]
         save(state_dict, job.save)
     saved = RandomState.now()
     results = [compared_step(graph, next(stream)) for _ in range(job.more)]

@@ -77,9 +77,8 @@ class Waiting(Observer):
     """Says what is being done, and how far it is."""
 
     def __init__(self, name: str, number: int = 0) -> None:
-        self._name = (
-            f"{name}: build {number}" if number else name
-        )  # the first is the one that everybody waits for
+        # everybody waits for the first one
+        self._name = f"{name}: build {number}" if number else name
         self._start = time.monotonic()
         self._next = self._start + _PATIENCE
         self._doing, self._detail, self._count = "", "", 0

@@ -69,8 +69,8 @@ class Source:
 class Entries(Source):
     """Entries of a dict that belongs to an object: attributes, globals. Only those with a relevant name count."""
 
-    entries: dict[str, Any]
-    names: set[str]  # shared with others, and growing while code runs
+    entries: dict[Any, Any]
+    names: set[Any]  # shared with others, and growing while code runs
     whole: bool = field(default=False, kw_only=True)  # every entry counts
     excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
     # what was there under names that code only stores to: nothing depends on it, but it is put back

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from monograph.capture.guards.sources.places import Source
+from monograph.capture.guards.sources.places import Entries
 from monograph.capture.guards.sources.questions import Answer, question_about
 from monograph.capture.guards.sources.reach.recorded import Recorded
 from monograph.capture.guards.sources.values import ABSENT, same
@@ -24,14 +24,8 @@ _AS_A_WHOLE: Final[tuple[CodeType, ...]] = tuple(
 
 
 @dataclass(eq=False)
-class Environment(Source):
-    """The variables of the environment that code has asked for."""
-
-    names: set[bytes] = field(default_factory=set)
-    whole: bool = False  # it has asked which there are
-
-    def now(self) -> Mapping[Any, Any]:
-        return {name: value for name, value in self.table().items() if self.whole or name in self.names}
+class Environment(Entries):
+    """The variables of the environment that code has asked for, or all if it has asked which there are."""
 
     def item_label(self, key: Any) -> str:
         return f"{self.label}[{os.fsdecode(key)!r}]"
@@ -42,10 +36,6 @@ class Environment(Source):
         else:
             os.environb[key] = value
         return True
-
-    def table(self) -> dict[Any, Any]:
-        table: dict[Any, Any] = vars(os.environ)["_data"]
-        return table
 
 
 class Asked:
@@ -77,15 +67,10 @@ class Asked:
         if code not in _BY_NAME and code not in _AS_A_WHOLE:
             return False
         if self._environment is None:
-            self._environment = Environment("os.environ")
+            self._environment = Environment("os.environ", vars(os.environ)["_data"], set())
             self._recorded.add(self._environment)
-        found, now = self._environment, self._environment.table()
         if code in _AS_A_WHOLE:
-            found.whole, asked = True, set(now)
-        else:
-            key = frame.f_locals["key"]
-            asked = {os.fsencode(key)} if isinstance(key, (str, bytes)) else set()
-        found.names |= asked
-        for name in asked & now.keys():
-            self._recorded.record(found, name, now[name])
+            self._recorded.make_whole(self._environment)
+        elif isinstance(key := frame.f_locals["key"], (str, bytes)):
+            self._recorded.count(self._environment, os.fsencode(key))
         return True

@@ -58,6 +58,12 @@ class Recorded:
                 for name in [name for name in new if name in entries and name not in source.excluded]:
                     self.record(source, name, entries[name])
 
+    def count(self, source: Entries, name: Any) -> None:
+        """One more name counts, in a source with names of its own."""
+        source.names.add(name)
+        if name in source.entries:
+            self.record(source, name, source.entries[name])
+
     def make_up(self, names: Iterable[str]) -> None:
         """Names count that code makes of what it has."""
         found = set(names)
