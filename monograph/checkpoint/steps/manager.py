@@ -291,4 +291,4 @@ class CheckpointManager:
                 if not os.path.lexists(path):
                     run.own.discard(step)
                 raise
-            run.remove_old(path)
+            run.has_written(path)

@@ -18,7 +18,7 @@ class OpenRuns:
     """All of them, as long as somebody holds the manager; what was saved is known after that, too."""
 
     _all: ClassVar[weakref.WeakSet[_Run]] = weakref.WeakSet()
-    _saved: ClassVar[set[tuple[str, int]]] = set()  # directories and steps
+    _saved: ClassVar[set[str]] = set()  # the paths of checkpoints
     _lock: ClassVar[threading.Lock] = threading.Lock()  # other threads make managers
 
     @staticmethod
@@ -28,14 +28,19 @@ class OpenRuns:
             OpenRuns._all.add(run)
 
     @staticmethod
-    def note_saved(directory: Path, step: int) -> None:
-        """This process has saved a step there."""
-        OpenRuns._saved.add((os.path.abspath(directory), step))
+    def note_saved(path: Path) -> None:
+        """This process has saved a checkpoint."""
+        OpenRuns._saved.add(os.path.abspath(path))
 
     @staticmethod
-    def has_saved(directory: Path, step: int) -> bool:
-        """True if this process has saved a step there, by whichever manager."""
-        return (os.path.abspath(directory), step) in OpenRuns._saved
+    def note_removed(path: Path) -> None:
+        """It is gone: what another process saves there is not of this one."""
+        OpenRuns._saved.discard(os.path.abspath(path))
+
+    @staticmethod
+    def has_saved(path: Path) -> bool:
+        """True if this process has saved a checkpoint, by whichever manager."""
+        return os.path.abspath(path) in OpenRuns._saved
 
     @staticmethod
     def of_other_runs() -> list[Path]:

@@ -62,14 +62,18 @@ class Run:
             "run; CheckpointManager(..., rewind=True) removes the checkpoints of this step and of higher ones",
         )
 
-    def remove_old(self, newest: Path) -> None:
+    def has_written(self, newest: Path) -> None:
+        """This run has saved a step: it is this process's own from now on, and older ones may go."""
+        OpenRuns.note_saved(newest)
+        self._remove_old(newest)
+
+    def _remove_old(self, newest: Path) -> None:
         """Remove complete checkpoints of this run beyond `keep`, never the one just written; damaged ones stay to be looked at.
 
         What somebody reads now is left for a later save. Those of other runs stay, and so do higher steps of others, which
         went on while this process was stopped.
         """
         remove_abandoned(self.directory, _STEP)
-        OpenRuns.note_saved(self.directory, step_of(newest))
         others = [(step, path) for step, path in self.steps() if path != newest and self._is_mine(step)]
         if self.keep is None or len(others) < self.keep:
             return
@@ -81,7 +85,7 @@ class Run:
     def _is_mine(self, step: int) -> bool:
         """True for a step of this process, or of the run that it goes on from; `rewind` takes over what is there."""
         goes_on = self.resumed is not None and step <= self.resumed
-        return self.rewind or goes_on or step in self.own or OpenRuns.has_saved(self.directory, step)
+        return self.rewind or goes_on or step in self.own or OpenRuns.has_saved(self.path(step))
 
     def _remove(self, path: Path, *, newest: Path | None = None) -> None:
         """Remove it at once, or if there is a `newest`, only while that one stays and nobody holds this one."""
@@ -91,6 +95,7 @@ class Run:
                 if newest is None or (quiet and newest.exists()):
                     doomed = taken_away(path, also_held=newest is None)
             if doomed is not None:
+                OpenRuns.note_removed(path)
                 remove_checkpoint(doomed)
         except FileNotFoundError:
             pass  # another process removes it too

@@ -39,7 +39,7 @@ def save_step(run: Run, state: Any, step: int, saver: Saver = save_together) -> 
         raise
     if this_process().rank == 0:
         with saving(path):
-            run.remove_old(path)
+            run.has_written(path)
 
 
 def newest_whole(run: Run) -> HeldPath | None:
