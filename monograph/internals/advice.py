@@ -68,11 +68,7 @@ class Advised:
         if self._knows(reason) and (new := next((item for item in named if not self._knows(item)), None)):
             reason = reason.led_by(new)
         is_meant = reason.cause is Cause.CONSTANT_GIVEN and reason.place in self.expected
-        return (
-            reason
-            if is_meant
-            else reason.advised(advice(reason, call, stays).replace(_DROP_LAST, self.drop_last))
-        )
+        return reason if is_meant else reason.advised(advice(reason, call, stays, drop_last=self.drop_last))
 
     def note(self, graph: str, notes: Sequence[str]) -> None:
         """Log what a user should know of a capture, once for each graph."""
@@ -133,8 +129,11 @@ def why_fixed(fixed: Mapping[str, Origin]) -> dict[str, str]:
     return {name: f"{_line(where)} needs one size" for name, where in fixed.items()}
 
 
-def advice(reason: Reason, call: Call, stays: str = "") -> str:
-    """What to write so that there is no such build, or that it is the last; `stays` says why sizes do not vary in it."""
+def advice(reason: Reason, call: Call, stays: str = "", *, drop_last: str = _DROP_LAST) -> str:
+    """What to write so that there is no such build, or that it is the last; `stays` says why sizes do not vary in it.
+
+    `drop_last` is what leaves out a smaller last batch.
+    """
     if reason.cause is Cause.SIZE:
         varying = Varying.in_key(call.key)
         with_gaps, why = _with_gaps(reason, call), _why_sizes_stay(reason, call) or stays
@@ -144,7 +143,7 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
             return served + _about_strides(with_gaps)
         if with_gaps and not why:
             return _about_gaps(with_gaps)
-        return _about_sizes(reason, why) if why else _NEXT_FOR_ALL
+        return _about_sizes(reason, why, drop_last) if why else _NEXT_FOR_ALL
     if reason.cause is Cause.NUMBER_GIVEN and int in call.keys:
         return about_numbers(reason)
     if text := about_scheduler(reason):
@@ -153,7 +152,7 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
     return "" if line is None else line(reason)
 
 
-def after_capture(build: Build, call: Call) -> Build:
+def after_capture(build: Build, call: Call, *, drop_last: str) -> Build:
     """The build, with other advice where the capture has shown that a number or a size which changes cannot be an input."""
     reason, fixed = build.reason, build.captured.fixed
     if about_scheduler(reason):
@@ -171,7 +170,7 @@ def after_capture(build: Build, call: Call) -> Build:
         line = _line(next(iter(fixed.values())))
         rest = varying.without(fixed)
         text = (
-            _about_sizes(reason, f"{line} needs one size")
+            _about_sizes(reason, f"{line} needs one size", drop_last)
             if rest is None
             else f"{_about_varying(rest, call.paths())}, but for what {line} needs to be one size"
         )
@@ -246,8 +245,8 @@ def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
     return f"a build for any size takes over; {calls}{more} makes it at the first call"
 
 
-def _about_sizes(reason: Reason, why: str) -> str:
-    last = f"{_DROP_LAST} leaves out a smaller last batch, " if 0 in reason.dims else ""
+def _about_sizes(reason: Reason, why: str, drop_last: str) -> str:
+    last = f"{drop_last} leaves out a smaller last batch, " if 0 in reason.dims else ""
     padded = [f"mg.buckets({_quoted(path)}, dim={dims[-1]}, sizes=[...])" for path, dims in reason.sizes]
     more = ", ..." if len(padded) > _SHOWN else ""
     buckets = f"config.buckets({', '.join(padded[:_SHOWN])}{more})"

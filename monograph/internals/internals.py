@@ -304,7 +304,7 @@ class Internals:
                     forget_locals(error)
                     gc.collect()  # a trace is in cycles
                     raise
-            build = after_capture(build, call)
+            build = after_capture(build, call, drop_last=self.advised.drop_last)
             build = replace(build, settings=self.settings) if is_rare else build
             self.keep(call, build, is_rare=is_rare)
         return build
