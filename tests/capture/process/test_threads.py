@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,6 +339,41 @@ def test_a_capture_that_fails_beside_a_reader(stage):
             with pytest.raises(ValueError, match="trip"):
                 Failing(model, optimizer).compile(*batch())
     check_steps(Step(model, optimizer), model, optimizer)
+
+
+SPY = """
+class Spy:
+    def __init__(self, real, watched, reads):
+        self.real, self.watched, self.reads = real, watched, reads
+
+    def __get__(self, tensor, kind=None):
+        if tensor is None:
+            return self
+        if id(tensor) in self.watched:
+            self.reads.append(self.watched[id(tensor)])
+        return self.real.__get__(tensor)
+
+    def __set__(self, tensor, gradient):
+        self.real.__set__(tensor, gradient)
+"""
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("case", CASES)
+def test_a_capture_reads_no_gradients_of_the_model(monkeypatch, case):
+    """torch crashes if one thread reads a gradient that another sets or clears."""
+    made: dict[str, Any] = {}
+    file = Path(torch.__file__).with_name("spy.py")  # code of torch: it may keep notes
+    exec(compile(SPY, str(file), "exec"), made)
+    model, optimizer = make_side(case)
+    watched, reads = {id(parameter): name for name, parameter in model.named_parameters()}, []
+    monkeypatch.setattr(torch.Tensor, "grad", made["Spy"](torch.Tensor.grad, watched, reads), raising=False)
+    graph = Step(model, optimizer)
+    reads.clear()
+    graph.compile(*batch())
+    assert reads == []
+    assert next(model.parameters()).grad is None
+    assert len(reads) == 1
 
 
 @pytest.mark.long
