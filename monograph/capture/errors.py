@@ -35,6 +35,7 @@ _VALUE_READ = (  # what is said where code asks a fake for its values
     "SymBool",
     "SymFloat",
     "SymInt",
+    "got MovingInt",  # an index
 )
 
 _NUMBERS_OF_CLASSES = (
@@ -114,7 +115,7 @@ _OF_VALUES: Mapping[str, tuple[str, str]] = {  # of ops of torch that ask for va
         "torch.isclose(a, b).all() is a tensor, by which torch.where(it, x, y) chooses",
     ),
 }
-_READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python reads values: what to say, what to do
+_READ_IN_TORCH = {  # by the file or folder of torch whose functions read values: what to say, what to do
     os.path.join("torch", "nn", "utils", "rnn.py"): _PACKED,
     os.path.join("torch", "nn", "modules", "rnn.py"): _PACKED,
     os.path.join("torch", "nested", "__init__.py"): _NESTED,
@@ -122,6 +123,10 @@ _READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python read
     os.path.join("torch", "nn", "utils", "clip_grad.py"): (
         "error_if_nonfinite=True asks for the norm of the gradients while the step is being captured",
         "leave that option out: config.detect_nonfinite() raises for what is not finite, and keeps the state",
+    ),
+    os.path.join("torch", "utils", "data", ""): (
+        "build() takes a batch of a data loader while the step is being captured",
+        "take the batch before the call, and pass it as an argument: for x, y in loader: step(x, y)",
     ),
 }
 _AFTER_THE_STEP = "return the predictions, and call its update(pred, y) after the step"
@@ -192,6 +197,10 @@ def translated(error: Exception, owned: Owned) -> Exception:
     if not place.file:  # build() itself is not the user's: of mg.train_graph, for example
         place = step_place()
     place = replace(place, module=_module_of(error, owned.named_modules()))
+    asks = type(error).__name__ in DATA_DEPENDENT or any(text in str(error) for text in _VALUE_READ)
+    if (asks or isinstance(error, DataDependentError)) and (known := _read_in_torch(error)) is not None:
+        message, hint = known
+        return DataDependentError(message, where=place, hint=hint)
     if isinstance(error, MonographError):
         if error.where is None and place.file:
             error.where = place
@@ -200,11 +209,7 @@ def translated(error: Exception, owned: Owned) -> Exception:
         if isinstance(error, DataDependentError) and error.where is not None and not error.source:
             error.source = source_of(error.where)
         return error
-    if type(error).__name__ in DATA_DEPENDENT or any(text in str(error) for text in _VALUE_READ):
-        read = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        for file, (message, hint) in _READ_IN_TORCH.items():
-            if any(name.endswith(file) for name in read):
-                return DataDependentError(message, where=place, hint=hint)
+    if asks:
         asked = _FORMATTED if _IN_A_FORMAT in str(error) else _ASKED
         message, hint = _OF_VALUES.get(op_that_failed(error), asked)
         read_here = DataDependentError(message, where=place, hint=_of_metric(error) or hint)
@@ -235,6 +240,14 @@ def translated(error: Exception, owned: Owned) -> Exception:
     made = kind(f"capture failed: {first_line(error)}", where=place, hint=_hint_of(error, place))
     made.source = source_of(place)
     return made
+
+
+def _read_in_torch(error: Exception) -> tuple[str, str] | None:
+    """What to say of functions of torch that have asked for values, and what to do."""
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    return next(
+        (known for file, known in _READ_IN_TORCH.items() if any(file in name for name in files)), None
+    )
 
 
 def _of_metric(error: Exception) -> str:

@@ -253,6 +253,21 @@ def test_an_error_of_torch_names_the_line():
     assert isinstance(caught.value.cause, RuntimeError)
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_batch_is_taken_before_the_call(held):
+    batches = torch.utils.data.DataLoader(torch.ones(8, 4), 2, shuffle=True)
+
+    def build(self):
+        return next(self.batches if held else iter(batches)).sum()  # at: next batch
+
+    step = graph(build)
+    step.batches = iter(batches)
+    with pytest.raises(mg.DataDependentError, match="build\\(\\) takes a batch of a data loader") as caught:
+        step()
+    assert caught.value.where.line == line_of("next batch", __file__)
+    assert "step(x, y)" in caught.value.hint
+
+
 def test_an_error_at_run_time_names_the_line():
     def build(self, x):
         y = x + 1

@@ -185,6 +185,10 @@ def test_an_update_that_overflows() -> None:
         (torch.rsqrt, [0.0], "rsqrt needs inputs above 0, and has 0"),
         (lambda x: 1 / x, [2.0, 0.0], "it divides by 0"),
         (lambda x: x / (x < 2), [3.0], "it divides by 0"),
+        (lambda x: x**-2, [0.0], "it divides by 0"),
+        (lambda x: x**-0.5, [0.0], "pow needs inputs above 0, and has 0"),
+        (lambda x: x**0.5, [-1.0], "pow needs inputs of 0 or more, and has -1"),
+        (lambda x: x**1.5, [-1.0], "pow needs inputs of 0 or more, and has -1"),
         (lambda x: 1 / x, [1e-39], "the divisor nearest to 0 is 1e-39"),
         (torch.exp, [-900.0, 89.0], "exp overflows f32 above 88.7228, and the largest input is 89"),
         (lambda x: x.half().exp(), [12.0], "exp overflows f16 above 11.0899, and the largest input is 12"),
@@ -198,6 +202,22 @@ def test_the_range_that_led_to_it(
     function: Callable[[Tensor], Tensor], values: list[float], reason: str
 ) -> None:
     report = mg.trace(lambda x: function(x).sum()).find_nonfinite(torch.tensor(values))
+    assert report.found is not None, str(report)
+    assert report.found.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (torch.sqrt, "it divides by 0: sqrt of 0 has no finite gradient"),
+        (lambda x: x.square().sum(-1).sqrt(), "it divides by 0: sqrt of 0 has no finite gradient"),
+        (lambda x: 1 / (2 * torch.sqrt(x)), "it divides by 0"),
+        (lambda x: x.abs() ** 0.25, "pow needs inputs above 0, and has 0"),
+    ],
+)
+def test_the_reason_of_a_gradient_at_0(function: Callable[[Tensor], Tensor], reason: str) -> None:
+    graph = train(Layer(lambda x: function(x * 0.0)))
+    report = graph.find_nonfinite(batch(), torch.zeros(8, 1))
     assert report.found is not None, str(report)
     assert report.found.reason == reason
 

@@ -163,12 +163,16 @@ def check_steps(
         )
 
 
-def check_trainable(inputs: Inputs) -> None:
-    """Raise CaptureError if build() has frozen or thawed a parameter for good: the next step begins there."""
+def check_trainable(inputs: Inputs, places: Mapping[int, Origin]) -> None:
+    """Raise CaptureError if build() has frozen or thawed a parameter for good: the next step begins there.
+
+    `places` says where it did, by id of what it found.
+    """
     for item in inputs.items:
         if item.role is Role.PARAM and item.shown.requires_grad != item.owner.requires_grad:
             raise CaptureError(
                 f"build() leaves requires_grad of {item.path} at {item.shown.requires_grad}: "
                 "the next step would differ",
+                where=places.get(id(item.shown)),
                 hint="set it before the step, or set it back at the end of build()",
             )

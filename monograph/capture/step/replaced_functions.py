@@ -33,7 +33,7 @@ from monograph.compat.traces.nodes import traced_node
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Argument
-from monograph.user_code.lines import asker, frame_behind
+from monograph.user_code.lines import Origin, asker, frame_behind, user_place
 
 # of a tensor that a function of torch has made of numbers of Python
 _MADE = torch.ops.aten.lift_fresh.default
@@ -98,6 +98,7 @@ class ReplacedFunctions:
         self.sums = GradientSums(choices.sums_in_place)
         self.memory = SharedMemory(reach)
         self.asked_for_offsets = False  # where a tensor begins in its storage
+        self.set_trainable: dict[int, Origin] = {}  # where requires_grad was set, by id of the fake
         self.mode = FunctionMode(self._see, as_numbers)
         self._ops: dict[int, _About] = {}  # by id
 
@@ -169,6 +170,8 @@ class ReplacedFunctions:
     def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
         if func in STOPS_GRADIENT and (func == torch.Tensor.detach_ or False in args[1:]):
             self._check_is_leaf(self._inputs.by_fake.get(id(args[0])))
+        if func in STOPS_GRADIENT:
+            self.set_trainable[id(args[0])] = user_place()
         if func == GRADIENT_SETTER:
             self._rules.old_gradients.is_set(args[0])
             if args[1] is not None:

@@ -235,7 +235,7 @@ class TracedStep:
                 self._collect()
         owned, settings = self.request.owned, self.request.settings
         check_steps(owned, settings, self.optimizers.steps, self.inputs, self.rules.backward_at)
-        check_trainable(self.inputs)
+        check_trainable(self.inputs, self.functions.set_trainable)
         self.rules.check_old_gradients()
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
         self.readings.close()

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import OpOverload, packet_name
-from monograph.ir.meta import TensorMeta, metas, value
+from monograph.ir.memory import is_view
+from monograph.ir.meta import TensorMeta, metas, origin, value
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ _TERMS: Final = 4096
 
 def divisor(node: fx.Node) -> fx.Node | None:
     """What an op divides by."""
-    position = _DIVISIONS.get(_name(node))
+    position = 0 if (_exponent(node) or 0.0) < 0.0 else _DIVISIONS.get(_name(node))
     found = None if position is None else node.args[position]
     return found if isinstance(found, fx.Node) else None
 
@@ -86,8 +87,10 @@ def exit_of(node: fx.Node, spans: Mapping[fx.Node, Span]) -> Exit | None:
         return None
     name, operand, below = _name(node), next(iter(node.args), None), divisor(node)
     first = spans.get(operand) if isinstance(operand, fx.Node) else None
-    if first is not None and (domain := _DOMAINS.get(name)) is not None:
-        return None if domain.holds(first) else _outside(name, domain, first)
+    if first is not None and (domain := _domain(node, name)) is not None and not domain.holds(first):
+        return _outside(name, domain, first)
+    if first is not None and name in _DOMAINS:
+        return None
     if first is not None and (limit := _limit(node, name, made.dtype)) is not None:
         size = first.high if name in _ONE_SIDED else first.magnitude
         return (
@@ -95,11 +98,33 @@ def exit_of(node: fx.Node, spans: Mapping[fx.Node, Span]) -> Exit | None:
         )
     nearest = spans[below].nearest_to_zero if below is not None and below in spans else None
     if nearest == 0.0:
-        return Exit("it divides by 0", is_overflow=False)
+        of_root = below is not None and origin(node).phase == "backward" and _is_root(below)
+        more = ": sqrt of 0 has no finite gradient" if of_root else ""
+        return Exit(f"it divides by 0{more}", is_overflow=False)
     near = _near_the_end(made, [span for item, span in spans.items() if is_floating(item)])
     if near is None and nearest is not None:
         return Exit(f"the divisor nearest to 0 is {nearest:.6g}", is_overflow=False)
     return near
+
+
+def _exponent(node: fx.Node) -> float | None:
+    """The number that an op raises its input to."""
+    number = node.args[1] if _name(node) == "pow" else None
+    return float(number) if isinstance(number, (int, float)) else None
+
+
+def _domain(node: fx.Node, name: str) -> _Domain | None:
+    exponent = _exponent(node)
+    if exponent is None or exponent.is_integer():
+        return _DOMAINS.get(name)
+    return _ABOVE_ZERO if exponent < 0.0 else _FROM_ZERO
+
+
+def _is_root(node: fx.Node) -> bool:
+    """True of what sqrt gave, or a number times that."""
+    while len(node.all_input_nodes) == 1 and (_name(node) == "mul" or is_view(node)):
+        (node,) = node.all_input_nodes
+    return _name(node) == "sqrt"
 
 
 def _near_the_end(made: TensorMeta, spans: Sequence[Span]) -> Exit | None:

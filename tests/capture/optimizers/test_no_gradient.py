@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import linecache
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,3 +223,27 @@ def test_a_step_in_build_of_an_optimizer_that_the_graph_steps_is_refused():
         Twice()(torch.ones(4, 2))
     assert "manual=True" in caught.value.hint
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        lambda model: model.body.requires_grad_(False),
+        lambda model: model.body.weight.requires_grad_(False),
+        lambda model: setattr(model.body.weight, "requires_grad", False),
+    ],
+)
+def test_a_step_that_freezes_for_good_is_told_where(freeze: Callable[[Model], Any]) -> None:
+    class Freezing(Step):
+        def build(self, x: torch.Tensor, used: bool) -> torch.Tensor:
+            freeze(self.model)
+            return super().build(x, used)
+
+    model = Model()
+    step = Freezing(model, SGD(model.parameters(), lr=0.1))
+    with pytest.raises(mg.CaptureError, match=r"requires_grad of model\.body\.weight at False") as caught:
+        step(torch.ones(2, 4), True)
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
+    assert "lambda" in linecache.getline(__file__, caught.value.where.line)
+    assert model.body.weight.requires_grad
