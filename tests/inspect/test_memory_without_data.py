@@ -20,7 +20,7 @@ from tests.support.llama import SEVEN_BILLION, SEVENTY_BILLION, Shape, Training
     ("shape", "billions"),
     [
         (replace(SEVEN_BILLION, layers=2), 0.7),
-        (replace(SEVENTY_BILLION, layers=2), 2.2),
+        pytest.param(replace(SEVENTY_BILLION, layers=2), 2.2, marks=pytest.mark.long),
         pytest.param(SEVEN_BILLION, 6.7, marks=pytest.mark.long),
         pytest.param(SEVENTY_BILLION, 69.0, marks=pytest.mark.long),
     ],
