@@ -70,6 +70,25 @@ def adding_node() -> int | None:
     return int(node._sequence_nr()) if len(set(following)) == len(following) else -1
 
 
+def leaves_behind(roots: Iterable[object]) -> Iterator[torch.Tensor]:
+    """The leaves that a backward() from these tensors comes to.
+
+    What: the names of nodes. Why: a function of the user's may have an attribute `variable`, too. Degraded path: none are found.
+    """
+    with torch._C.DisableTorchFunction():
+        tensors = [root for root in roots if isinstance(root, torch.Tensor)]
+        yield from (root for root in tensors if root.is_leaf)
+        left = [root.grad_fn for root in tensors if root.grad_fn is not None]
+        seen = set(left)
+        while left:
+            node = left.pop()
+            if node.name() == "torch::autograd::AccumulateGrad":
+                yield node.variable  # type: ignore[attr-defined]
+            following = {item for item, _ in node.next_functions if item is not None} - seen
+            seen |= following
+            left += following
+
+
 def accumulating_variable() -> torch.Tensor | None:
     """The leaf that the autograd node running now accumulates into."""
     return getattr(torch._C._current_autograd_node(), "variable", None)

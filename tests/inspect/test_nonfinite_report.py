@@ -178,6 +178,7 @@ def test_an_update_that_overflows() -> None:
     assert set(report.reached) == set(report.state)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("function", "values", "reason"),
     [

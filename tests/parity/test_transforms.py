@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import func, nn
+from torch.utils.checkpoint import checkpoint
 
 import monograph as mg
 from tests.support import assert_same
@@ -76,6 +77,39 @@ def test_transforms_of_a_parameter_that_is_closed_over(name: str) -> None:
     assert not torch.equal(first, w)
     assert w.grad is None
     assert step.verify().ok
+
+
+class Unread(torch.autograd.Function):
+    """Gives a parameter a gradient, and no op the parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradients[0], gradients[0]
+
+
+def test_a_parameter_that_no_op_is_given_is_refused() -> None:
+    w = nn.Parameter(torch.ones(3, 2))
+    step = Step(w, lambda: Unread.apply(torch.ones(3, 2), w).sum())
+    with pytest.raises(mg.CaptureError, match=r"held\.0 where a capture cannot see it"):
+        step()
+    assert w.grad is None
+
+
+def test_a_parameter_that_no_capture_sees_in_a_backward_of_a_backward_is_refused() -> None:
+    w, x = nn.Parameter(torch.ones(3, 2)), torch.ones(3, 2, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        part = checkpoint(lambda given: Unread.apply(given, w), x.clone(), use_reentrant=True)
+        return part.sum()
+
+    step = Step(w, loss)
+    with pytest.raises(mg.CaptureError, match=r"held\.0 where a capture cannot see it"):
+        step()
+    assert w.grad is None
 
 
 def test_a_parameter_that_no_capture_sees_is_refused() -> None:

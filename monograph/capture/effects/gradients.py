@@ -11,8 +11,9 @@ import torch
 
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.autograd import leaves_behind
 from monograph.compat.fakes import is_fake
-from monograph.compat.modes import current_tracer, outside_of_function_modes
+from monograph.compat.modes import outside_of_function_modes
 from monograph.compat.tensors import changes_of
 from monograph.errors import CaptureError, OptimizerError
 from monograph.ir.graph_signature import Argument, Gradient, HeldGradient
@@ -222,19 +223,18 @@ def _reader(frame: FrameType | None) -> FrameType | None:
 
 
 @contextmanager
-def unseen_refused(inputs: Inputs) -> Iterator[None]:
+def unseen_refused(inputs: Inputs, roots: Sequence[torch.Tensor]) -> Iterator[None]:
     """Raise CaptureError after a backward() that gives a gradient to a parameter itself, not to what stands for it.
 
-    Only of the parameters that ops were given the gradient is read: torch crashes if another thread sets it meanwhile.
+    No gradient is read but of parameters that it comes to: torch crashes if another thread sets one meanwhile.
     """
+    leaves = set(map(id, leaves_behind(roots)))
     yield
-    root = current_tracer().root
-    given = {id(item) for item in (*root.parameters(), *vars(root).values())}
     with outside_of_function_modes():  # which show the gradients of fakes
         unseen = [
             item
             for item in inputs.items
-            if item.role is Role.PARAM and id(item.owner) in given and is_fake(item.owner.grad)
+            if item.role is Role.PARAM and id(item.owner) in leaves and is_fake(item.owner.grad)
         ]
         for item in unseen:
             item.owner.grad = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NoReturn
@@ -47,8 +47,15 @@ def _unnoticed(_phase: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def _unchecked(_roots: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class StepRules:
-    """The rules of one step; made anew for each. `doing(phase)` surrounds work that is not in the user's code."""
+    """The rules of one step; made anew for each. `doing(phase)` surrounds work that is not in the user's code.
+
+    `checked(roots)` surrounds each backward(), also one that another runs.
+    """
 
     def __init__(
         self,
@@ -57,12 +64,14 @@ class StepRules:
         before: GradientsSeen | None = None,
         doing: Callable[[str], AbstractContextManager[None]] = _unnoticed,
         around_backward: Callable[[], AbstractContextManager[None]] = nullcontext,
+        checked: Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]] = _unchecked,
     ) -> None:
         self.old_gradients = OldGradients(owned, settings, before)
         scaler = owned.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._owned, self._settings, self._doing = owned, settings, doing
-        self._around_backward, self._casting = around_backward, Casting(owned, settings)
+        self._around_backward, self._checked = around_backward, checked
+        self._casting = Casting(owned, settings)
         self._stages = {registered.name: _READY for registered in owned.optimizers}
         self._owners: dict[int, RegisteredOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
@@ -94,16 +103,18 @@ class StepRules:
     def _backward(
         self, run: Callable[..., Any], tensors: Any, grad_tensors: Any, *args: Any, **options: Any
     ) -> Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if self._in_backward:  # of a hook
-            return run(tensors, grad_tensors, *args, **options)
+            with self._checked(given):
+                return run(tensors, grad_tensors, *args, **options)
         self.backward_at = self.backward_at or step_place()
         self._casting.end()
         unscaled = self._gradients(_UNSCALED)
         self._in_backward = True
         try:
             with self._casting.off():
-                roots = tuple(map(self._root, [tensors] if isinstance(tensors, torch.Tensor) else tensors))
-                with self._around_backward():
+                roots = tuple(map(self._root, given))
+                with self._around_backward(), self._checked(roots):
                     returned = run(roots, grad_tensors, *args, **options)
         finally:
             self._in_backward = False

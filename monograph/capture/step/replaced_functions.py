@@ -98,7 +98,7 @@ class ReplacedFunctions:
         self.sums = GradientSums(choices.sums_in_place)
         self.memory = SharedMemory(reach)
         self.asked_for_offsets = False  # where a tensor begins in its storage
-        self.set_trainable: dict[int, Origin] = {}  # where requires_grad was set, by id of the fake
+        self.requires_grad_set: dict[int, Origin] = {}  # where, by id of the fake
         self.mode = FunctionMode(self._see, as_numbers)
         self._ops: dict[int, _About] = {}  # by id
 
@@ -168,10 +168,10 @@ class ReplacedFunctions:
         return self._takes_layers_whole or recurrent_layers.sizes_vary(args)
 
     def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
-        if func in STOPS_GRADIENT and (func == torch.Tensor.detach_ or False in args[1:]):
-            self._check_is_leaf(self._inputs.by_fake.get(id(args[0])))
         if func in STOPS_GRADIENT:
-            self.set_trainable[id(args[0])] = user_place()
+            self.requires_grad_set[id(args[0])] = user_place()
+            if func == torch.Tensor.detach_ or False in args[1:]:
+                self._check_is_leaf(self._inputs.by_fake.get(id(args[0])))
         if func == GRADIENT_SETTER:
             self._rules.old_gradients.is_set(args[0])
             if args[1] is not None:

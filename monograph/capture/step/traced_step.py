@@ -127,7 +127,7 @@ class TracedStep:
             begun.micro.averaged = wholes.reduced_once(self.averaged.averaged_once)
         self._threads, self._settings = OtherThreads(), ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
-        around = self._recorder.phase, self._around_backward
+        around = self._recorder.phase, self._around_backward, partial(unseen_refused, self.inputs)
         self.rules = StepRules(owned, request.settings, request.before, *around)
         self.optimizers = TracedOptimizers(
             *(begun.optimizers, owned, self._overlay, self.rules, self._recorder, self._watch),
@@ -160,7 +160,7 @@ class TracedStep:
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
         around = (self._begun.micro or self.averaged).around_backward()
-        with around, in_place_changes_explained(current_tracer().graph), unseen_refused(self.inputs):
+        with around, in_place_changes_explained(current_tracer().graph):
             yield
 
     def values(self) -> Any:
@@ -235,7 +235,7 @@ class TracedStep:
                 self._collect()
         owned, settings = self.request.owned, self.request.settings
         check_steps(owned, settings, self.optimizers.steps, self.inputs, self.rules.backward_at)
-        check_trainable(self.inputs, self.functions.set_trainable)
+        check_trainable(self.inputs, self.functions.requires_grad_set)
         self.rules.check_old_gradients()
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
         self.readings.close()
