@@ -41,14 +41,16 @@ class LightningStep(mg.Graph):
         self.module = module
         self.trainer = trainer
         self.accumulates = _accumulates(trainer)
-        internals_of(self).advised.expected.add("update")
+        advised = internals_of(self).advised
+        advised.expected.add("optimizer_steps")
+        advised.configured = "config is what GraphStrategy(configure=function) gives to your function; see docs/integrations/lightning.md"
         self.add_optimizer(trainer.optimizers[0], manual=self.accumulates)
         if self.accumulates:
             self.config.keep_gradients()
         self.set_grad_scaler(getattr(trainer.precision_plugin, "scaler", None))
 
-    def build(self, batch: Any, batch_idx: int | None, update: bool) -> tuple[Any, _Logged]:
-        """The order is that of Lightning's own loop; `update` is False for batches before the last one of a step."""
+    def build(self, batch: Any, batch_idx: int | None, optimizer_steps: bool) -> tuple[Any, _Logged]:
+        """The order is that of Lightning's own loop; `optimizer_steps` is False for batches before the last one of a step."""
         module, trainer, logged = self.module, self.trainer, _Logged()
         outer = _LOGGED.set(logged)
         try:
@@ -64,7 +66,7 @@ class LightningStep(mg.Graph):
             module.on_before_backward(loss)
             module.backward(loss)
             module.on_after_backward()
-            if update:
+            if optimizer_steps:
                 self.before_update(module, trainer.optimizers[0])
         finally:
             _LOGGED.reset(outer)

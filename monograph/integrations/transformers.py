@@ -34,20 +34,21 @@ class TrainerStep(mg.Graph):
         self.trainer = trainer
         self.accumulates = trainer.args.gradient_accumulation_steps > 1
         advised = internals_of(self).advised
-        advised.expected.add("update")
+        advised.expected.add("optimizer_steps")
         advised.drop_last = "TrainingArguments(dataloader_drop_last=True)"
+        advised.configured = "config is what GraphTrainer(configure=function) gives to your function; see docs/integrations/transformers.md"
         self.add_optimizer(optimizer, manual=self.accumulates)
         if self.accumulates:
             self.config.keep_gradients()
 
     def build(
-        self, inputs: dict[str, Any], num_items_in_batch: Any, update: bool
+        self, inputs: dict[str, Any], num_items_in_batch: Any, optimizer_steps: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The order is that of the Trainer's own loop, which is asked for each part."""
         trainer = self.trainer
         its_own: Any = super(GraphTrainer, trainer)
         loss = its_own.training_step(self.model, inputs, num_items_in_batch)
-        if not update:
+        if not optimizer_steps:
             return loss, None
         norm = its_own._clip_grad_norm(self.model) if trainer.args.max_grad_norm > 0 else None
         norm = its_own._get_grad_norm(self.model, grad_norm=norm)

@@ -17,6 +17,7 @@ from monograph.errors import MonographError, hint_line
 from monograph.internals.advice_lines import (
     ALL_FURTHER,
     LINES,
+    NOT_FINITE,
     Thing,
     about_answer,
     about_numbers,
@@ -36,7 +37,6 @@ from monograph.user_code.lines import Origin, user_place_of
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
 _REPEATED: Final = 4  # builds with one advice: it was not heard, or not followed
 _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
-_PAGE: Final = "docs/rebuilds.md"
 _DROP_LAST: Final = "DataLoader(..., drop_last=True)"
 _SHOWN: Final = 4  # sizes
 # what users can write otherwise, also beside what was said before
@@ -56,6 +56,7 @@ class Advised:
         default_factory=set
     )  # arguments that a tool gives: a build for each value is meant
     drop_last: str = _DROP_LAST  # what leaves out a smaller last batch
+    configured: str = ""  # how users of an integration reach the config of the graph, and its page
     logged: dict[str, int] = field(default_factory=dict)  # advice, and the build whose line in the log has it
     counts: Counter[tuple[Thing, str]] = field(default_factory=Counter)  # of builds, by advice
 
@@ -110,11 +111,15 @@ class Advised:
         if not advice:
             return ""
         first = self.logged.setdefault(advice, number)
-        return (
-            hint_line(f"{advice}; see {_PAGE}")
-            if first == number
-            else f"; what to write is in the line of build {first}"
-        )
+        if first != number:
+            return f"; what to write is in the line of build {first}"
+        configured = self.configured if "config." in advice else ""
+        return hint_line(f"{advice}; {configured or f'see {_page_of(advice)}'}")
+
+
+def _page_of(advice: str) -> str:
+    """The page that says more."""
+    return "docs/debugging.md" if NOT_FINITE in advice else "docs/rebuilds.md"
 
 
 def size_needed_by(error: Exception) -> str:
@@ -138,9 +143,9 @@ def advice(reason: Reason, call: Call, stays: str = "", *, drop_last: str = _DRO
         varying = Varying.in_key(call.key)
         with_gaps, why = _with_gaps(reason, call), _why_sizes_stay(reason, call) or stays
         if varying is not None:
-            is_one = not _has_other_gaps(reason, call)
-            served = _about_varying(varying, call.paths()) if is_one else "each set of strides has a build"
-            return served + _about_strides(with_gaps)
+            if _has_other_gaps(reason, call):
+                return _about_parts(with_gaps)
+            return _about_varying(varying, call.paths()) + _about_strides(with_gaps)
         if with_gaps and not why:
             return _about_gaps(with_gaps)
         return _about_sizes(reason, why, drop_last) if why else _NEXT_FOR_ALL
@@ -262,6 +267,13 @@ def _about_strides(paths: Sequence[str]) -> str:
     """Of parts of larger tensors, in a build for any size."""
     strides, mended = " and ".join(paths), _contiguous(paths)
     return f", with the strides of {strides}; {mended} has one build for all strides" if paths else ""
+
+
+def _about_parts(paths: Sequence[str]) -> str:
+    """Of parts with other strides than any build for any size has."""
+    names, mended = " and ".join(paths), _contiguous(paths)
+    slices = "are slices of larger tensors" if len(paths) > 1 else "is a slice of a larger tensor"
+    return f"{names} {slices}, and a build goes with the strides of {names}; {mended} has one build for all strides"
 
 
 def _contiguous(paths: Sequence[str]) -> str:

@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch.nn.parameter import is_lazy
+
+from monograph.compat.tensors import storage_key
 from monograph.internals.internals import Internals
 from monograph.internals.mistakes import left_schedulers
 from monograph.state.find import Owned
@@ -18,6 +22,7 @@ from monograph.state_dict.loading import LeftOut, Loading, Part, load_parts, map
 from monograph.state_dict.of_ranks import with_others, without_others
 from monograph.state_dict.optimizers import optimizer_part
 from monograph.state_dict.random import random_part
+from monograph.user_code.lines import warn_at_user_line
 
 ABOUT = "graph.about"
 
@@ -33,11 +38,34 @@ def load_state(graph: Internals, state_dict: Mapping[str, Any], *, strict: bool)
     """Let a graph take over a state."""
     with graph.store.lock:
         parts = _parts(graph)
+        _warn_if_live(graph, state_dict)
         left_out = load_parts(parts, with_others(graph, state_dict, parts), strict=strict)
         left_schedulers(graph.registry.optimizers)
         if not left_out.missing_keys:
             graph.store.torn = ""
         return left_out
+
+
+def _warn_if_live(graph: Internals, state_dict: Mapping[str, Any]) -> None:
+    """Warn of weights that are the graph's own, in a state of fewer steps than it has made: they have moved with it."""
+    steps, now = state_dict.get("graph.steps") if isinstance(state_dict, Mapping) else None, graph.store.steps
+    if not isinstance(steps, int) or steps >= now:
+        return
+    weights = [
+        (own, saved.get(key))
+        for name, module in graph.owned().modules.items()
+        if isinstance(saved := state_dict.get(name), Mapping)
+        for key, own in module.state_dict().items()
+        if isinstance(own, torch.Tensor) and not is_lazy(own) and own.numel()
+    ]
+    if weights and all(
+        isinstance(given, torch.Tensor) and storage_key(given) == storage_key(own) for own, given in weights
+    ):
+        warn_at_user_line(
+            f"{graph.name}: load_state_dict() got the graph's own tensors, as of step {now}, with the counters of step "
+            f"{steps}: state_dict() gives live tensors, which later steps change; to go back to a step keep "
+            "copy.deepcopy(graph.state_dict()), or save it"
+        )
 
 
 def _parts(graph: Internals, *, python_random: bool = False) -> dict[str, Part]:

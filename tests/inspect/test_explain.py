@@ -189,6 +189,17 @@ def test_guards_of_further_builds_are_those_that_differ() -> None:
     assert line.startswith("    training = False in 8 modules")
 
 
+def test_advice_stands_once() -> None:
+    step = Step()
+    step.config.dynamic(False)
+    x, y = batch()
+    for rows in (4, 3, 2):
+        step(x[:rows], y[:rows])
+    text = str(step.explain())
+    assert text.count("mg.buckets(") == 2  # of one line, for x and y
+    assert text.count("  advice:\n    that of build 1\n") == 1
+
+
 def test_a_limit_counts_builds_and_the_log_numbers_them(caplog: pytest.LogCaptureFixture) -> None:
     step = Step()
     step.config.dynamic(False)

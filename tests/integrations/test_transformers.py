@@ -116,6 +116,7 @@ def test_a_last_batch_of_one_row_is_left_out_by_an_option_of_the_trainer(
     trained(GraphTrainer, tmp_path, per_device_train_batch_size=5, max_steps=6)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "monograph"]
     assert "TrainingArguments(dataloader_drop_last=True) leaves out a smaller last batch" in line
+    assert line.endswith("gives to your function; see docs/integrations/transformers.md")
 
 
 def test_another_trainer_with_its_own_loss(tmp_path: Path) -> None:

@@ -306,3 +306,4 @@ def test_each_length_has_a_build_where_strides_move(caplog: pytest.LogCaptureFix
             "since the strides of x and y do not follow from sizes: pass x.contiguous() and y.contiguous()"
         )
         assert [moves in line or others in line for line in told[:1]] == [True] * (num_builds > 2)
+        assert all("x and y are slices of larger tensors" in line for line in told[:1] if moves in line)

@@ -218,7 +218,7 @@ def test_another_form_is_a_build_that_says_what_differs(change: Change, reason: 
     ("change", "reason"),
     [
         (other_dtype, f"dtype of {STATE}/exp_avg changed from torch.float32 to torch.float64"),
-        (number, f"{STATE}/step changed from a tensor of shape () to a number that may move"),
+        (number, f"{STATE}/step changed from a tensor of shape () to a finite number"),
     ],
 )
 def test_the_reason_where_eager_mode_raises(change: Change, reason: str) -> None:

@@ -185,3 +185,16 @@ def test_a_state_goes_through_a_file(tmp_path: Path) -> None:
     fresh.load_state_dict(mg.load(tmp_path / "state"))
     assert_same(state, whole(fresh))
     assert_same(losses, [fresh(*batch) for batch in batches(2)])
+
+
+def test_a_state_that_has_moved_with_its_graph_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    side, step = trained(lambda: make_side(adamw), TrainStep)
+    live, copied = step.state_dict(), copy.deepcopy(step.state_dict())
+    step.load_state_dict(live)  # of now: nothing has moved
+    step(*batches(1)[0])
+    step.load_state_dict(copied)
+    assert not [item for item in recwarn if "live tensors" in str(item.message)]
+    step(*batches(1)[0])
+    with pytest.warns(UserWarning, match=r"the graph's own tensors, as of step \d+, with the counters of") as caught:
+        step.load_state_dict(live)
+    assert [item.filename for item in caught if "own tensors" in str(item.message)] == [__file__]

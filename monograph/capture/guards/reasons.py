@@ -236,7 +236,7 @@ def show(value: Any) -> str:
     if isinstance_of(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if value is float:
-        return "a number that may move"
+        return "a finite number"
     if isinstance_of(value, bytes) and len(value) > _LONG:
         return f"{len(value)} bytes"
     if is_immutable(value):

@@ -167,10 +167,15 @@ def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Seq
     """Why each build exists, and what it costs; of others that were dropped how many, and `more` lines."""
     dropped = f", {num_dropped} more were dropped: the least recently used" if num_dropped else ""
     lines = [f"{name}: {len(builds)} build(s){dropped}", *cost_lines(builds)]
+    advised: dict[str, int] = {}  # advice, and the first build that has it
     for build in builds:
         lines.append(
             f"build {build.number} on {build.backend}, {_num_ops(build.program)} ops: {build.reason}"
         )
+        if advice := build.reason.advice:
+            first = advised.setdefault(advice, build.number)
+            text = advice if first == build.number else f"that of build {first}"
+            lines += ["  advice:", *wrapped(text, "    ")]
         for title, items in _sections(build, builds[0]):
             lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]
     return Text("\n".join([*lines, *more]))
@@ -190,7 +195,6 @@ def _guards(build: Build, first: Build) -> tuple[str, list[str]]:
 
 def _sections(build: Build, first: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
-        ("advice", [build.reason.advice] if build.reason.advice else []),
         ("costs", why_not_in_place(build.executor.bound, build.backend)),
         ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),
