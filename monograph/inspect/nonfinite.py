@@ -23,6 +23,7 @@ from monograph.ir.printer import call_text
 from monograph.ir.program import Program
 from monograph.passes.gate_nonfinite import is_loss
 
+_GIVEN_NAN: Final = "it is given NaN as a number of Python, such as a learning rate"
 _LARGE: Final = 1e4  # parameters that training keeps in order are far below
 
 
@@ -58,6 +59,9 @@ def nonfinite_report(graph: str, build: Build, inputs: Sequence[Any]) -> Nonfini
     report = find_nonfinite(graph, Walk(build.stages[0].program, inputs, keep=False))
     if build.communicates:
         return replace(report, is_of_rank=True)
+    given = [text for text in build.guards.texts() if text.endswith(" = nan")]
+    if given and report.found is not None and report.found.reason == _GIVEN_NAN:
+        report = replace(report, hint=f"{', '.join(given)}: look at what sets it")
     return (_only_in_kernels(graph, build, inputs) or report) if report.ok else report
 
 
@@ -312,8 +316,7 @@ def _numbers_of(node: fx.Node) -> list[float]:
 
 
 def _of_its_number(node: fx.Node) -> str:
-    is_given = any(map(math.isnan, _numbers_of(node)))
-    return "it is given NaN as a number of Python, such as a learning rate" if is_given else ""
+    return _GIVEN_NAN if any(map(math.isnan, _numbers_of(node))) else ""
 
 
 def _writes_infinity(node: fx.Node) -> bool:

@@ -233,6 +233,7 @@ def test_a_learning_rate_that_is_nan_is_named(caplog: pytest.LogCaptureFixture) 
     report = step.find_nonfinite(*batch)
     assert report.found is not None
     assert "given NaN as a number of Python, such as a learning rate" in report.found.reason
+    assert "optimizer.0/group0/lr = nan: look at what sets it" in str(report)
     assert 'optimizer.param_groups[0]["lr"] is no finite number' in caplog.text
     assert "lr changed from a finite number to nan" in caplog.text
     assert "see docs/debugging.md" in caplog.text

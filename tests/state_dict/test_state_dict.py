@@ -195,6 +195,8 @@ def test_a_state_that_has_moved_with_its_graph_is_told(recwarn: pytest.WarningsR
     step.load_state_dict(copied)
     assert not [item for item in recwarn if "live tensors" in str(item.message)]
     step(*batches(1)[0])
-    with pytest.warns(UserWarning, match=r"the graph's own tensors, as of step \d+, with the counters of") as caught:
+    with pytest.warns(
+        UserWarning, match=r"the graph's own tensors, as of step \d+, with the counters of"
+    ) as caught:
         step.load_state_dict(live)
     assert [item.filename for item in caught if "own tensors" in str(item.message)] == [__file__]

@@ -23,7 +23,7 @@ from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.ir.text import Text
+from monograph.ir.text import Text, shortened
 from monograph.passes.run import Stage
 from monograph.passes.table import PASS_NAMES
 from monograph.runnable import why_not_in_place
@@ -32,6 +32,7 @@ from monograph.state.find import Owned
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a guard
 _LONGEST_REPR = 400
+_LONGEST_GUARD: Final = 240  # characters, such as those of a pattern
 _ENTRY: Final = re.compile(r"(?P<owner>\S+?)(?:/|\.|\[')(?P<name>\w+)(?:'\])?(?P<value> = .*)")
 
 
@@ -229,7 +230,7 @@ def _num_ops(program: Program) -> int:
 def _grouped(texts: Sequence[str]) -> list[str]:
     """Guards of the form `path.attribute = value`, those that many modules share on one line, and those of one owner."""
     sharing: dict[str, list[str]] = {}
-    for text in texts:
+    for text in [shortened(text, _LONGEST_GUARD) for text in texts]:
         owner = text.partition(" = ")[0].rpartition(".")[0]
         shared = text.removeprefix(f"{owner}.") if owner and " = " in text else text
         sharing.setdefault(shared, []).append(owner)
