@@ -39,6 +39,7 @@ _REPEATED: Final = 4  # builds with one advice: it was not heard, or not followe
 _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
 _DROP_LAST: Final = "DataLoader(..., drop_last=True)"
 _SHOWN: Final = 4  # sizes
+_NAMES_SETTING: Final = re.compile(r"(?<![\w.])config\.\w+\(")  # and not model.config.name
 # what users can write otherwise, also beside what was said before
 _LEADING: Final = (Cause.VALUE, Cause.BRANCH)
 # where something besides sizes differs from each build that there is
@@ -113,7 +114,7 @@ class Advised:
         first = self.logged.setdefault(advice, number)
         if first != number:
             return f"; what to write is in the line of build {first}"
-        configured = self.configured if "config." in advice else ""
+        configured = self.configured if _NAMES_SETTING.search(advice) else ""
         return hint_line(f"{advice}; {configured or f'see {_page_of(advice)}'}")
 
 
