@@ -1,7 +1,7 @@
 """What `make test` runs of a test with many cases: the first and the last one. `make test-all` runs three more, `make search` all.
 
 `costly.txt` says how long costly cases take: `make test` leaves out what takes a second or more, and `make test-all` runs
-no more than those two of a test with a case of three. Cases on the compiled backend do not count where a test has others: the tests of
+no more than those two of a test with such a case. Cases on the compiled backend do not count where a test has others: the tests of
 `tests/backends` are about that one. What is left out of `make test` gets the mark `long`, and what is left out of both
 the mark `search`. Where this choice is not a good one, tests say so: `@pytest.mark.every_case` keeps all cases, which
 take no time then; `@pytest.mark.one_case` keeps the first one, where a case takes half a second; `@pytest.mark.long`
@@ -19,7 +19,6 @@ import pytest
 from tests.support.costly import known_seconds, test_of
 
 _CASES = 3  # beside those that stand for their test
-_TOO_COSTLY = 3  # seconds
 
 
 def choose(items: Sequence[pytest.Item]) -> None:
@@ -28,7 +27,7 @@ def choose(items: Sequence[pytest.Item]) -> None:
     for item in items:
         tests[test_of(item.nodeid)].append(item)
     seconds = known_seconds()
-    costly = {test_of(case) for case, spent in seconds.items() if spent >= _TOO_COSTLY}
+    costly = set(map(test_of, seconds))
     for name, cases in tests.items():
         chosen = _standing_for(cases)
         others = [item for item in cases if item not in chosen and not any(item.iter_markers("search"))]
