@@ -187,7 +187,7 @@ def test_a_state_goes_through_a_file(tmp_path: Path) -> None:
     assert_same(losses, [fresh(*batch) for batch in batches(2)])
 
 
-def test_a_state_that_has_moved_with_its_graph_is_told(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_state_that_has_moved_with_its_graph_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
     _, step = trained(lambda: make_side(adamw), TrainStep)
     live, copied = step.state_dict(), copy.deepcopy(step.state_dict())
     step.load_state_dict(live)  # of now: nothing has moved
