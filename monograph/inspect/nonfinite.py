@@ -59,9 +59,9 @@ def nonfinite_report(graph: str, build: Build, inputs: Sequence[Any]) -> Nonfini
     report = find_nonfinite(graph, Walk(build.stages[0].program, inputs, keep=False))
     if build.communicates:
         return replace(report, is_of_rank=True)
-    given = [text for text in build.guards.texts() if text.endswith(" = nan")]
-    if given and report.found is not None and report.found.reason == _GIVEN_NAN:
-        report = replace(report, hint=f"{', '.join(given)}: look at what sets it")
+    if report.found is not None and report.found.reason == _GIVEN_NAN:
+        given = [text for text in build.guards.texts() if text.endswith(" = nan")]
+        report = replace(report, hint=f"{', '.join(given)}: look at what sets it" if given else report.hint)
     return (_only_in_kernels(graph, build, inputs) or report) if report.ok else report
 
 

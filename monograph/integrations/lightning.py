@@ -43,7 +43,7 @@ class LightningStep(mg.Graph):
         self.accumulates = _accumulates(trainer)
         advised = internals_of(self).advised
         advised.expected.add("optimizer_steps")
-        advised.configured = "config is what GraphStrategy(configure=function) gives to your function; see docs/integrations/lightning.md"
+        advised.configured_by("GraphStrategy(configure=function)", "docs/integrations/lightning.md")
         self.add_optimizer(trainer.optimizers[0], manual=self.accumulates)
         if self.accumulates:
             self.config.keep_gradients()

@@ -36,7 +36,7 @@ class TrainerStep(mg.Graph):
         advised = internals_of(self).advised
         advised.expected.add("optimizer_steps")
         advised.drop_last = "TrainingArguments(dataloader_drop_last=True)"
-        advised.configured = "config is what GraphTrainer(configure=function) gives to your function; see docs/integrations/transformers.md"
+        advised.configured_by("GraphTrainer(configure=function)", "docs/integrations/transformers.md")
         self.add_optimizer(optimizer, manual=self.accumulates)
         if self.accumulates:
             self.config.keep_gradients()
@@ -95,9 +95,9 @@ class GraphTrainer(Trainer):
         if getattr(self, "_mixed_mesh_grads", False) is None:  # what the Trainer finds out in its first step
             self._mixed_mesh_grads = False
         model.train()
-        prepared, update = self._prepare_inputs(inputs), self.accelerator.sync_gradients
-        self._last = dict(prepared), num_items_in_batch, update  # a loss may take its labels out
-        loss, self._norm = self.graph(prepared, num_items_in_batch, update)
+        prepared, optimizer_steps = self._prepare_inputs(inputs), self.accelerator.sync_gradients
+        self._last = dict(prepared), num_items_in_batch, optimizer_steps  # a loss may take its labels out
+        loss, self._norm = self.graph(prepared, num_items_in_batch, optimizer_steps)
         return loss
 
     def verify(self, **options: Any) -> VerifyReport:

@@ -17,11 +17,11 @@ from monograph.errors import MonographError, hint_line
 from monograph.internals.advice_lines import (
     ALL_FURTHER,
     LINES,
-    NOT_FINITE,
     Thing,
     about_answer,
     about_numbers,
     about_scheduler,
+    is_not_finite,
     needs,
     thing_of,
 )
@@ -97,7 +97,7 @@ class Advised:
         aloud = (is_new or repeats or number >= _MANY_BUILDS) and reason.cause not in self.ours
         self.things |= {thing, *(thing_of(item) for item in reason.others if item.cause is reason.cause)}
         level = logging.WARNING if aloud else logging.INFO
-        said = self._in_line_of(number, reason.advice) if aloud or serves_all else ""
+        said = self._in_line_of(number, reason) if aloud or serves_all else ""
         said = f"; {_LIMIT.format(count=_REPEATED)}{said}" if aloud and repeats else said
         LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
 
@@ -107,20 +107,21 @@ class Advised:
             cause is Cause.NUMBER and (Cause.FIXED, place) in self.things
         )
 
-    def _in_line_of(self, number: int, advice: str) -> str:
+    def configured_by(self, argument: str, page: str) -> None:
+        """Let advice on settings say how users of an integration reach the config of the graph."""
+        self.configured = f"config is what {argument} gives to your function; see {page}"
+
+    def _in_line_of(self, number: int, reason: Reason) -> str:
         """What the line of a build says of what to write: all of it once, then where to find it."""
+        advice = reason.advice
         if not advice:
             return ""
         first = self.logged.setdefault(advice, number)
         if first != number:
             return f"; what to write is in the line of build {first}"
         configured = self.configured if _NAMES_SETTING.search(advice) else ""
-        return hint_line(f"{advice}; {configured or f'see {_page_of(advice)}'}")
-
-
-def _page_of(advice: str) -> str:
-    """The page that says more."""
-    return "docs/debugging.md" if NOT_FINITE in advice else "docs/rebuilds.md"
+        page = "docs/debugging.md" if is_not_finite(reason) else "docs/rebuilds.md"
+        return hint_line(f"{advice}; {configured or f'see {page}'}")
 
 
 def size_needed_by(error: Exception) -> str:

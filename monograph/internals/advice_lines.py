@@ -28,7 +28,6 @@ _ABOUT_FUNCTION: Final = (
 )
 _ANSWER: Final = "each answer of {place} has a build, and all stay: what is set once, before the first call, costs no further one"
 _NO_NUMBERS: Final = (" to nan", " to inf", " to -inf")
-NOT_FINITE: Final = "is no finite number"
 _BY_OPS: Final = "a number n that only ops compute with, as x * n and torch.where(x < n, a, b), has one build for all values"
 _OF_HUBER: Final = "d = (x - y).abs() and"
 _DROPOUT: Final = "x * (torch.rand_like(x) >= n) / (1 - n)"
@@ -241,9 +240,14 @@ def _about_hyperparameters(reason: Reason) -> str:
     place = (
         f'optimizer.param_groups[{found[2]}]["{found[3]}"]' if found else "what the optimizer is made with"
     )
-    if reason.endswith(_NO_NUMBERS):
-        return f"{place} {NOT_FINITE}: look at what sets it, such as a scheduler; finite floats move without a build"
+    if is_not_finite(reason):
+        return f"{place} is no finite number: look at what sets it, such as a scheduler; finite floats move without a build"
     return f"set {place} before the first call, and keep its type: floats move without a build"
+
+
+def is_not_finite(reason: Reason) -> bool:
+    """True if a number of an optimizer has become a NaN or an infinity."""
+    return reason.cause is Cause.HYPERPARAMETER and reason.endswith(_NO_NUMBERS)
 
 
 def _about_mode(reason: Reason) -> str:

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
-from monograph.compat.tensors import storage_key
 from monograph.internals.internals import Internals
 from monograph.internals.mistakes import left_schedulers
 from monograph.state.find import Owned
@@ -21,6 +19,7 @@ from monograph.state_dict.kinds import average_part, module_part, object_part, s
 from monograph.state_dict.loading import LeftOut, Loading, Part, load_parts, mapping, read_parts
 from monograph.state_dict.of_ranks import with_others, without_others
 from monograph.state_dict.optimizers import optimizer_part
+from monograph.state_dict.places import memories
 from monograph.state_dict.random import random_part
 from monograph.user_code.lines import warn_at_user_line
 
@@ -31,47 +30,47 @@ def read_state(graph: Internals, *, python_random: bool = False) -> dict[str, An
     """The state of a graph. Its tensors are the live ones."""
     graph.check_whole()
     with graph.store.lock:
-        return without_others(graph, read_parts(_parts(graph, python_random=python_random)))
+        parts = _parts(graph, graph.owned(), python_random=python_random)
+        return without_others(graph, read_parts(parts))
 
 
 def load_state(graph: Internals, state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
     """Let a graph take over a state."""
     with graph.store.lock:
-        parts = _parts(graph)
-        _warn_if_live(graph, state_dict)
+        owned, steps = graph.owned(), graph.store.steps
+        parts = _parts(graph, owned)
         left_out = load_parts(parts, with_others(graph, state_dict, parts), strict=strict)
         left_schedulers(graph.registry.optimizers)
         if not left_out.missing_keys:
             graph.store.torn = ""
+        if graph.store.steps < steps and _are_own(owned, state_dict):
+            warn_at_user_line(
+                f"{graph.name}: load_state_dict() got the graph's own tensors, as of step {steps}, with the counters of step "
+                f"{graph.store.steps}: state_dict() gives live tensors, which later steps change; to go back to a step keep "
+                "copy.deepcopy(graph.state_dict()), or save it"
+            )
         return left_out
 
 
-def _warn_if_live(graph: Internals, state_dict: Mapping[str, Any]) -> None:
-    """Warn of weights that are the graph's own, in a state of fewer steps than it has made: they have moved with it."""
-    steps, now = state_dict.get("graph.steps") if isinstance(state_dict, Mapping) else None, graph.store.steps
-    if not isinstance(steps, int) or steps >= now:
-        return
-    weights = [
-        (own, saved.get(key))
-        for name, module in graph.owned().modules.items()
+def _are_own(owned: Owned, state_dict: Mapping[str, Any]) -> bool:
+    """True if all weights of a state are in the memory of those that the modules have."""
+    pairs = [
+        (memories([own]), saved.get(key))
+        for name, module in owned.modules.items()
         if isinstance(saved := state_dict.get(name), Mapping)
         for key, own in module.state_dict().items()
-        if isinstance(own, torch.Tensor) and not is_lazy(own) and own.numel()
+        if isinstance(own, torch.Tensor)
     ]
-    if weights and all(
-        isinstance(given, torch.Tensor) and storage_key(given) == storage_key(own) for own, given in weights
-    ):
-        warn_at_user_line(
-            f"{graph.name}: load_state_dict() got the graph's own tensors, as of step {now}, with the counters of step "
-            f"{steps}: state_dict() gives live tensors, which later steps change; to go back to a step keep "
-            "copy.deepcopy(graph.state_dict()), or save it"
-        )
+    weights = [(memory, given) for memory, given in pairs if memory]
+    return bool(weights) and all(
+        isinstance(given, torch.Tensor) and memories([given]) == memory for memory, given in weights
+    )
 
 
-def _parts(graph: Internals, *, python_random: bool = False) -> dict[str, Part]:
+def _parts(graph: Internals, owned: Owned, *, python_random: bool = False) -> dict[str, Part]:
     """The parts in the order in which they are loaded: the random state comes after what may draw from it."""
     graph.registry.check_not_swapped("saves or loads its state")
-    owned, store, registry = graph.owned(), graph.store, graph.registry
+    store, registry = graph.store, graph.registry
     parts = {name: module_part(name, module) for name, module in owned.modules.items()}
     for index, one in enumerate(owned.optimizers):
         parts[one.name] = optimizer_part(one.name, one.optimizer, graph.first_state)

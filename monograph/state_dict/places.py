@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,9 +140,12 @@ def num_holders(owned: Owned, places: Mapping[str, Place]) -> Counter[int]:
     """How many tensors share each memory. What is written to one of several changes the others."""
     tensors = {slot.path: [slot.tensor] for slot in module_slots(owned.named_modules())}
     tensors |= {path: tensors_in(place.value) for path, place in places.items()}
-    return Counter(
-        storage_key(t) for found in tensors.values() for t in found if not is_lazy(t) and t.numel()
-    )
+    return Counter(key for found in tensors.values() for key in memories(found))
+
+
+def memories(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The memory of each tensor that has any: one without elements has none."""
+    return [storage_key(tensor) for tensor in tensors if not is_lazy(tensor) and tensor.numel()]
 
 
 def has_own_memory(
@@ -150,7 +153,7 @@ def has_own_memory(
 ) -> bool:
     """True if a value may be written where it is; also for one tensor at several places that get one value."""
     value, saved = places[path].value, given[path]
-    keys = [storage_key(tensor) for tensor in tensors_in(value) if not is_lazy(tensor) and tensor.numel()]
+    keys = memories(tensors_in(value))
     if all(holders[key] == 1 for key in keys):
         return True
     tied = [other for other, place in places.items() if place.value is value]

@@ -168,16 +168,11 @@ def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Seq
     """Why each build exists, and what it costs; of others that were dropped how many, and `more` lines."""
     dropped = f", {num_dropped} more were dropped: the least recently used" if num_dropped else ""
     lines = [f"{name}: {len(builds)} build(s){dropped}", *cost_lines(builds)]
-    advised: dict[str, int] = {}  # advice, and the first build that has it
     for build in builds:
         lines.append(
             f"build {build.number} on {build.backend}, {_num_ops(build.program)} ops: {build.reason}"
         )
-        if advice := build.reason.advice:
-            first = advised.setdefault(advice, build.number)
-            text = advice if first == build.number else f"that of build {first}"
-            lines += ["  advice:", *wrapped(text, "    ")]
-        for title, items in _sections(build, builds[0]):
+        for title, items in _sections(build, builds):
             lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]
     return Text("\n".join([*lines, *more]))
 
@@ -194,8 +189,9 @@ def _guards(build: Build, first: Build) -> tuple[str, list[str]]:
     return f"guards, the same as of build {first.number} but for", differing or ["nothing"]
 
 
-def _sections(build: Build, first: Build) -> list[tuple[str, list[Any]]]:
+def _sections(build: Build, builds: Sequence[Build]) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
+        ("advice", _advice(build, builds)),
         ("costs", why_not_in_place(build.executor.bound, build.backend)),
         ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),
@@ -204,9 +200,16 @@ def _sections(build: Build, first: Build) -> list[tuple[str, list[Any]]]:
         ("passes", _passes(build.stages)),
         ("backend", list(build.notes)),
         ("kernels", list(build.choices)),
-        _guards(build, first),
+        _guards(build, builds[0]),
     ]
     return [(title, items) for title, items in found if items]
+
+
+def _advice(build: Build, builds: Sequence[Build]) -> list[str]:
+    """What to write against a build, or which one before it says so."""
+    advice = build.reason.advice
+    first = next(item for item in builds if item.reason.advice == advice)
+    return [advice if first is build else f"that of build {first.number}"] if advice else []
 
 
 def _passes(stages: Sequence[Stage]) -> list[str]:
