@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from json import dumps
@@ -18,7 +18,7 @@ from monograph import Graph, MonographError, NonfiniteError
 from monograph.inspect.replay_prompt import Session
 from monograph.internals.internals import internals_of
 from monograph.ir.call.reason import Cause
-from monograph.resume.factory import FactoryError, factory_name, load_factory
+from monograph.resume.factory import FactoryError, factory_name, made_by
 from monograph.resume.proof import prove_resume
 from monograph.user_code.files import is_user_file
 from monograph.user_code.tracebacks import with_own_frames
@@ -96,6 +96,8 @@ def verify(
             report.repro(repro)
             typer.echo(f"{repro} shows it without the model")
         finite = _trains(graph, islice(chain([first], batches), train))
+        if finite and train:
+            typer.echo("no NaN and no infinity in the steps after them")
     raise typer.Exit(0 if report.ok and finite else 1)
 
 
@@ -190,14 +192,7 @@ def _check_folders(*paths: Path | None) -> None:
 def training(factory: str, after: int = 0) -> tuple[Graph, Iterator[Batch]]:
     """The graph that a factory makes, trained on the first batches, and the batches that follow: one at least."""
     sys.path.insert(0, os.getcwd())  # where a module of the user's is looked for
-    made = load_factory(factory_name(factory))()
-    if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], Graph):
-        stop(f"{factory} returns a {type(made).__name__}: it has to return a Graph and its batches.")
-    graph, given = made
-    if not isinstance(given, Iterable):
-        stop(
-            f"{factory} returns a {type(given).__name__} for batches: they have to be a list, a loader or the like."
-        )
+    graph, given = made_by(factory_name(factory), Graph)
     batches = map(_arguments, given)
     for args, kwargs in islice(batches, after):
         graph(*args, **kwargs)

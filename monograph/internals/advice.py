@@ -146,7 +146,7 @@ def advice(reason: Reason, call: Call, stays: str = "", *, drop_last: str = _DRO
         with_gaps, why = _with_gaps(reason, call), _why_sizes_stay(reason, call) or stays
         if varying is not None:
             if _has_other_gaps(reason, call):
-                return _about_parts(with_gaps)
+                return _about_parts(with_gaps, is_declared=bool(call.key[1].sizes))
             return _about_varying(varying, call.paths()) + _about_strides(with_gaps)
         if with_gaps and not why:
             return _about_gaps(with_gaps)
@@ -271,11 +271,15 @@ def _about_strides(paths: Sequence[str]) -> str:
     return f", with the strides of {strides}; {mended} has one build for all strides" if paths else ""
 
 
-def _about_parts(paths: Sequence[str]) -> str:
+def _about_parts(paths: Sequence[str], *, is_declared: bool) -> str:
     """Of parts with other strides than any build for any size has."""
     names, mended = " and ".join(paths), _contiguous(paths)
     slices = "are slices of larger tensors" if len(paths) > 1 else "is a slice of a larger tensor"
-    return f"{names} {slices}, and a build goes with the strides of {names}; {mended} has one build for all strides"
+    declared = ", whatever config.dynamic() says of sizes" if is_declared else ""
+    return (
+        f"{names} {slices}, and a build goes with the strides of {names}{declared}; {mended} has one build for all "
+        "strides"
+    )
 
 
 def _contiguous(paths: Sequence[str]) -> str:

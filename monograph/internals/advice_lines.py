@@ -64,7 +64,8 @@ _CONSTANT: Final = (
     "tensor among the arguments"
 )
 _LENGTH: Final = (
-    "each length of {place} has a build: what build() only appends can be returned, and appended after the call; the last n "
+    "each length of {place} has a build: what build() only appends costs none where it writes self.items.append(new) itself "
+    "and gives the list to no function; or return it, and append it after the call; the last n "
     "fit into one tensor of a fixed size, as last = torch.zeros(n, *new.shape): last.copy_(torch.cat([last[1:], new.detach()[None]])); "
     "leave out the rows that are not filled yet, by a tensor that counts"
 )
@@ -170,8 +171,7 @@ def about_numbers(reason: Reason) -> str:
 
 def about_answer(reason: Reason) -> str:
     """What to write where a function answers another number; empty if the number is in an object."""
-    is_answer = reason.place.endswith("()")
-    return _ANSWER.format(place=reason.place) if is_answer else ""
+    return _ANSWER.format(place=reason.place) if reason.place.endswith("()") else ""
 
 
 def _about_fixed(reason: Reason) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import fx
+from torch.optim import Optimizer
 
 from monograph.compat.distributed.groups import group_size
 from monograph.compiler import Build
@@ -56,6 +57,9 @@ class VerifyReport(Displayed):
     ranks: tuple[int, ...] = ()  # where it does not hold, if several processes take the step
     padded: str = ""  # which sizes of the arguments were padded, and to what
     made: str = ""  # the build that was made for this call, if none of those that there were served it
+    idle: tuple[
+        str, ...
+    ] = ()  # optimizers whose learning rate is 0, so that nothing shows whether they are right
 
     def repro(self, path: str | Path) -> None:
         """Write a script that shows the first difference without the model, and its tensors beside it (safetensors).
@@ -74,6 +78,7 @@ class VerifyReport(Displayed):
         lines.append(f"  {same} of {len(self.compared)} results and state tensors have the same bits")
         lines += [f"  compared on padded arguments: {self.padded}"] if self.padded else []
         lines += [f"  no build of the graph served this call: {self.made}"] if self.made else []
+        lines += [f"  the learning rate of {name} is 0: its updates show nothing" for name in self.idle]
         for kind, report in self.judged.items():
             if report.distances:
                 lines.append(
@@ -132,7 +137,13 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         *(name, build.backend, steps, against, Rows(compared), judged, first, moving, ok, ranks),
         padded=subject.padded,
         made=subject.made,
+        idle=tuple(one.name for one in subject.owned.optimizers if _is_idle(one.optimizer)),
     )
+
+
+def _is_idle(optimizer: Optimizer) -> bool:
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return bool(rates) and all(rate is not None and float(rate) == 0 for rate in rates)
 
 
 def _unsteady(subject: Subject) -> FirstDifference | None:

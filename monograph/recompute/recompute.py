@@ -50,6 +50,11 @@ def limit_of(program: Program, settings: Settings) -> int | None:
     return budget.of(_Step(_as_it_runs(program, is_compiled=settings.is_compiled)).whole())
 
 
+def share_text(budget: MemoryBudget, whole: int) -> str:
+    """What a budget is a share of."""
+    return f"{budget!r} is that share of {bytes_text(whole)}, which it holds with nothing computed again"
+
+
 @dataclass(frozen=True)
 class Recompute:
     """Drops values of forward and computes them again in backward: what is in regions of activation checkpointing, what costs next
@@ -80,8 +85,7 @@ class Recompute:
         except PlanError as error:
             if self.budget is None or self.budget.share is None:
                 raise
-            about = f"{self.budget!r} is that share of {bytes_text(whole)}, which it holds with nothing computed again"
-            raise PlanError(f"{error.message}; {about}", hint=error.hint) from None
+            raise PlanError(f"{error.message}; {share_text(self.budget, whole)}", hint=error.hint) from None
         if limit is not None and (peak := peak_of(found)) > limit:
             held, planned = bytes_texts(peak, limit)
             raise PlanError(f"{held} are held where {planned} were planned")

@@ -18,7 +18,7 @@ from monograph.errors import CheckpointError, DefinitionError
 from monograph.graph import Graph
 from monograph.internals.internals import internals_of
 from monograph.numerics.judge import digests
-from monograph.resume.factory import load_factory
+from monograph.resume.factory import made_by
 from monograph.resume.proof import MISFIT, USAGE, Job
 from monograph.state.random import RandomState
 from monograph.state_dict.parts import ABOUT
@@ -46,7 +46,7 @@ def main() -> None:
 
 def run(job: Job) -> dict[str, Any]:
     """Make, load, train, save and train on."""
-    graph, batches = make(job.factory)
+    graph, batches = made_by(job.factory, Graph)
     python_random = job.python_random
     if job.load is not None:
         start = load_checkpoint(job.load)
@@ -72,17 +72,6 @@ def run(job: Job) -> dict[str, Any]:
     if drawn and not python_random:
         notes.append(_DRAWN.format(" and ".join(drawn)))
     return {"results": results, "state": state, "registered": registered, "notes": notes}
-
-
-def make(factory: str) -> tuple[Graph, Any]:
-    """What the factory makes."""
-    made = load_factory(factory)()
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], Graph):
-        raise DefinitionError(
-            f"{factory} returns a {type(made).__name__} and not a graph with its batches",
-            hint="return (graph, batches)",
-        )
-    return made
 
 
 def call(graph: Graph, batch: Any) -> Any:

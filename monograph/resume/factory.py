@@ -6,14 +6,16 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from monograph.errors import DefinitionError
+from monograph.ir.text import count_text
 
 Factory = Callable[[], tuple[Any, Any]]
+T = TypeVar("T")
 
 _HINT = 'write "package.module:function" or "file.py:function", or pass a function of a module'
 
@@ -63,6 +65,24 @@ def load_factory(name: str) -> Factory:
     if not callable(found):
         raise FactoryError(f"there is no function {function} in {place}")
     return found  # type: ignore[no-any-return]
+
+
+def made_by(name: str, kind: type[T]) -> tuple[T, Iterable[Any]]:
+    """What the factory of this name makes. Raises DefinitionError unless that is a graph, of this class, with its batches."""
+    made = load_factory(name)()
+    if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], kind):
+        how_many = f": it has {count_text(len(made), 'item')}" if isinstance(made, (tuple, list)) else ""
+        raise DefinitionError(
+            f"{name} returns a {type(made).__name__} and not a graph with its batches{how_many}",
+            hint="it has to return a Graph and its batches: return graph, batches",
+        )
+    graph, batches = made
+    if not isinstance(batches, Iterable):
+        raise DefinitionError(
+            f"{name} returns a {type(batches).__name__} for batches: they have to be a list, a loader or the like",
+            hint="return graph, batches",
+        )
+    return graph, batches
 
 
 def _module(name: str) -> ModuleType:

@@ -78,7 +78,8 @@ class ResumeReport(Displayed):
         shown += [f"  and {more} more"] if more else []
         if not self.batches_registered:
             shown.append(
-                "  hint: batches that draw random numbers go on only if the graph knows them: register_state"
+                "  hint: batches that draw random numbers go on only if the graph knows them: register_state, and a factory "
+                "that returns the registered object itself, not an iterator of it"
             )
         shown += [f"  hint: {note}" for note in self.notes]
         return "\n".join([head, *shown])

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from monograph.compiler import Build
-from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.state.find import Owned
 from monograph.state_dict.loading import Loading, Part, mapping
@@ -19,6 +18,7 @@ from monograph.state_dict.places import (
     all_places,
     changed_places,
     has_own_memory,
+    is_kept_early,
     new_place,
     num_holders,
 )
@@ -32,7 +32,7 @@ def attributes_part(name: str, owned: Owned, builds: Sequence[Build], known: set
 
     def read() -> dict[str, Any] | None:
         places = all_places(owned)
-        paths = changed_places(builds, places, owned) if builds else _with_tensors(places)
+        paths = changed_places(builds, places, owned) if builds else _early(places)
         return {
             path: _detached(places[path].value) for path in sorted({*paths, *known} & places.keys())
         } or None
@@ -55,8 +55,8 @@ def attributes_part(name: str, owned: Owned, builds: Sequence[Build], known: set
     return Part(read, load, optional=True)
 
 
-def _with_tensors(places: Mapping[str, Place]) -> set[str]:
-    return {path for path, place in places.items() if tensors_in(place.value)}
+def _early(places: Mapping[str, Place]) -> set[str]:
+    return {path for path, place in places.items() if is_kept_early(place.value)}
 
 
 def _put(place: Place, value: Any) -> None:

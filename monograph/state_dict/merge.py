@@ -29,7 +29,7 @@ def merged(old: Any, new: Any, loading: Loading) -> Any:
         fits = type(old) is type(new) and len(old) == len(new)
         made = [merged(old[index] if fits else None, item, loading) for index, item in enumerate(new)]
         if type(new) is list:
-            return _Refill(old, made) if fits else made
+            return _Refill(old, made) if type(old) is list else made
         return old if fits and all(a is b for a, b in zip(old, made, strict=True)) else tuple(made)
     return new
 

@@ -121,8 +121,20 @@ def _written(build: Build, homes: Mapping[int, str]) -> Iterator[str]:
 
 
 def _holds(value: Any) -> bool:
-    """True for values that can be saved: tensors, lists, tuples and dicts of them, numbers and names."""
-    return bool(tensors_in(value)) or is_plain(value)
+    """True for values that can be saved: tensors, numbers and names, and lists, tuples and dicts of them."""
+    return bool(tensors_in(value)) or is_plain(value) or _is_of_numbers(value)
+
+
+def is_kept_early(value: Any) -> bool:
+    """True for values that may be filled by a step which has not run yet: tensors, and lists and dicts of numbers."""
+    return bool(tensors_in(value)) or (isinstance(value, (list, dict)) and _is_of_numbers(value))
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """True for numbers and names in lists, tuples and dicts."""
+    if isinstance(value, dict):
+        return all(map(is_plain, value)) and all(map(_is_of_numbers, value.values()))
+    return all(map(_is_of_numbers, value)) if isinstance(value, (list, tuple)) else is_plain(value)
 
 
 def _roots(path: str) -> Iterator[str]:

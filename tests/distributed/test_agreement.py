@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -273,6 +274,27 @@ def test_a_rank_that_runs_already_is_not_waited_for(agreed: list[dict[str, objec
 
 def test_a_rank_that_has_gone_on_after_the_meeting_is_no_failure(agreed: list[dict[str, object]]) -> None:
     assert [found["ahead"] for found in agreed] == ["", ""]
+
+
+def waiting() -> list[str]:
+    """What a rank logs that waits for the other one."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("monograph").addHandler(handler)
+    ranks = Ranks("late", seconds=30, patience=0.2)
+    for wait in (1.0, 0.0):
+        time.sleep(wait * dist.get_rank())
+        ranks.meet("here", 'to save "run"')
+    return lines
+
+
+def test_a_rank_that_waits_says_for_whom() -> None:
+    first, second = on_ranks(waiting)
+    assert second == []
+    (line,) = first
+    assert line.startswith('rank 0 has waited 0 seconds to save "run": rank 1 did not come so far')
+    assert "an error after 30 seconds" in line
 
 
 def reducing(fault: str, rank_of_fault: int) -> list[int]:

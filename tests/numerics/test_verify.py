@@ -252,6 +252,16 @@ def test_a_call_that_no_build_serves_is_told_with_the_build_that_it_got() -> Non
     assert "  no build of the graph served this call: build 1 was made for it (the call has 1" in str(report)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_an_update_that_moves_nothing_is_named(rate: float) -> None:
+    model = nn.Linear(4, 4)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=rate))
+    report = step.verify(torch.ones(2, 4), torch.ones(2, 4))
+    assert report.ok
+    assert report.idle == (("optimizer.0",) if rate == 0 else ())
+    assert ("the learning rate of optimizer.0 is 0: its updates show nothing" in str(report)) == (rate == 0)
+
+
 class ByHand(mg.Graph):
     """Gradients are added up from call to call, and the last call of a step updates."""
 

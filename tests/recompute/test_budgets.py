@@ -16,6 +16,7 @@ from examples.models.gpt import GPT
 from monograph.config import GraphConfig
 from monograph.errors import ConfigError, PlanError
 from monograph.ir.meta import origin
+from monograph.ir.text import bytes_text
 from monograph.recompute.recompute import limit_of, peak_of
 from monograph.settings import MemoryBudget, Settings
 from tests.support import assert_same
@@ -106,6 +107,16 @@ def test_what_is_computed_again_says_so():
     assert copies
     assert all("ward, again  " in line for line in copies)
     assert any("gpt.py:" in line and "model.blocks.0" in line for line in copies)
+
+
+def test_memory_says_what_a_share_is_of():
+    step, _, _ = trained(text_model, "0.7x")
+    (_, _, *batch), _ = made(text_model)
+    whole = whole_of(trained(text_model, None)[0])
+    assert f"its budget '0.7x' is that share of {bytes_text(whole)}, which it holds" in str(
+        step.memory(*batch)
+    )
+    assert "budget" not in str(trained(text_model, whole)[0].memory(*batch))
 
 
 def test_random_numbers_are_drawn_once():

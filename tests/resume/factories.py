@@ -99,5 +99,9 @@ def no_batches() -> tuple[mg.Graph, Any]:
     return Train(), iter(numbers())
 
 
+def three() -> Any:
+    return Train(), numbers(), numbers()
+
+
 def no_graph() -> Any:
     return numbers()

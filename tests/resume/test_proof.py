@@ -168,6 +168,7 @@ def test_a_factory_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
         ("tests.nowhere:right", "there is no module tests.nowhere"),
         ("nowhere.py:right", "there is no file"),
         ("tests.resume.factories:no_graph", "returns a list and not a graph with its batches"),
+        ("tests.resume.factories:three", "returns a tuple and not a graph with its batches: it has 3 items"),
         ("tests.resume.factories:no_batches", "are at their end"),
     ],
 )

@@ -232,6 +232,33 @@ def test_lists_of_the_graph_itself() -> None:
     assert list(graph.state_dict()["graph.tensors"]) == ["graph.memory"]
 
 
+class Logging(Step):
+    def build(self, x):
+        self.recent.append(self.recent[-1] * 0.5)
+        del self.recent[0]
+        loss = self.model(x).square().mean() * self.recent[-1]
+        loss.backward()
+        self.log["loss"].append(loss.item())
+        self.log["steps"].append(1)
+        return loss
+
+
+def test_lists_and_dicts_of_numbers() -> None:
+    graph = check(lambda: Logging(nn.Linear(4, 4), recent=[1.0, 2.0], log={"loss": [], "steps": []}))
+    state = graph.state_dict()["graph.tensors"]
+    assert [len(state["graph.log"][name]) for name in ("loss", "steps")] == [6, 6]
+    assert state["graph.recent"] == graph.recent
+
+
+def test_a_state_of_before_the_first_step_empties_lists_of_numbers() -> None:
+    graph = Logging(nn.Linear(4, 4), recent=[1.0, 2.0], log={"loss": [], "steps": []})
+    start = copy.deepcopy(graph.state_dict())
+    losses = [graph(x) for x in inputs()]
+    graph.load_state_dict(start)
+    assert (graph.recent, graph.log) == ([1.0, 2.0], {"loss": [], "steps": []})
+    assert_same(losses, [graph(x) for x in inputs()])
+
+
 class Box:
     def __init__(self) -> None:
         self.hidden = torch.zeros(5, 4)

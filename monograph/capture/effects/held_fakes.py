@@ -95,7 +95,8 @@ def not_repeatable(
             f"build() puts numbers that it reads out of tensors of the step into {name}, in a way that no replay can repeat",
             where=where,
             hint=f"return the tensor, and keep its number after the step{then}; build() may append() to a list that it does not "
-            "read (and extend() it, where += would replace it), and move a list of fixed length in place: numbers.append(new); "
+            "read (and extend() it, where += would replace it), where it writes self.numbers.append(loss.item()) itself and gives the list "
+            "to no function, and move a list of fixed length in place: numbers.append(new); "
             "del numbers[0]; the last ones fit into a buffer: last.copy_(torch.cat([last[1:], loss.detach().view(1)]))",
         )
     return CaptureError(

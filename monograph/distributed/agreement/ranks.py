@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import threading
 import time
@@ -23,6 +24,7 @@ _FIRST_PAUSE: Final = (
     0.0002  # seconds between two looks at the store; it grows, since who waits long waits for much
 )
 _LONGEST_PAUSE: Final = 0.02
+_PATIENCE: Final = 10.0  # seconds
 _ANSWER_SECONDS: Final = 1.8  # that a store may take which is not known to be there still
 
 RESTART: Final = (
@@ -39,6 +41,7 @@ ALIKE: Final = (
 )
 
 T = TypeVar("T")
+_LOGGER: Final = logging.getLogger("monograph")
 
 
 class Watcher(Protocol):
@@ -66,14 +69,20 @@ class Ranks:
     """The ranks of a group, by their numbers in it; `names` are those of the whole job.
 
     Every rank makes one, and meets the others. `seconds` is how long they wait for each other, by default what the
-    store of the group waits, which is the timeout of a group that torchrun's environment made.
+    store of the group waits, which is the timeout of a group that torchrun's environment made. After `patience` a rank
+    that waits says so.
 
     The store may hold what ranks of an earlier run left, which torchrun ended: it may keep the store when it starts
     them again. So each meeting is one of ranks that have answered each other, and `store` is for those of the first.
     """
 
     def __init__(
-        self, name: str, group: distributed.ProcessGroup | None = None, *, seconds: float | None = None
+        self,
+        name: str,
+        group: distributed.ProcessGroup | None = None,
+        *,
+        seconds: float | None = None,
+        patience: float = _PATIENCE,
     ) -> None:
         group = group or distributed.group.WORLD
         if group is None:
@@ -84,6 +93,7 @@ class Ranks:
         self.names: Sequence[int] = distributed.get_process_group_ranks(group)
         # the connection of the group: a server of torch that gets a new one may look up its name, for seconds
         store: Any = store_of(group)
+        self.patience = patience
         self.seconds = store.timeout.total_seconds() if seconds is None else seconds
         self._hall: Any = PrefixStore(f"monograph/{name}", store)
         self.store: Any = None  # once they have met
@@ -103,19 +113,34 @@ class Ranks:
     def meet(self, word: str, purpose: str, watcher: Watcher | None = None) -> list[str]:
         """Wait until every rank has come here, with a word; all words, on all ranks.
 
-        `purpose` says in errors what it is for. Raises DistributedError that names who has not come in time.
+        `purpose` says what it is for, in errors and in the warning of a rank that waits long. Raises DistributedError that names
+        who has not come in time.
         """
         hello = json.dumps([secrets.token_hex(8), word])
         self._hall.set(self.key("hello"), hello)
-        end, pause = time.monotonic() + self.seconds, _FIRST_PAUSE
+        begin, pause, is_patient = time.monotonic(), _FIRST_PAUSE, True
         turn = self._lead if self.rank == 0 else self._follow
         roster = _Roster((None,) * self.size)
         while True:
             roster, is_complete = turn(roster, hello)
             if is_complete:
                 break
-            if time.monotonic() > end:
-                raise self._missing(roster, purpose, watcher)
+            waited = time.monotonic() - begin
+            if waited > self.seconds:
+                raise self._too_late(roster, purpose, watcher)
+            if waited > self.patience and is_patient:
+                is_patient = False
+                _LOGGER.warning(
+                    "%s has waited %.0f seconds %s: %s did not come so far, which is an error after %g seconds; every rank has to "
+                    "do this",
+                    *(
+                        self.named([self.rank]),
+                        waited,
+                        purpose,
+                        self.named(self._missing(roster)),
+                        self.seconds,
+                    ),
+                )
             if watcher is not None and (ahead := watcher.look()) is not None:
                 roster, is_complete = turn(roster, hello)  # a rank may have gone on after the meeting
                 if is_complete:
@@ -160,11 +185,15 @@ class Ranks:
         self._hall.set(self.key("answer"), roster.digest)
         return roster, False
 
-    def _missing(self, roster: _Roster, purpose: str, watcher: Watcher | None) -> DistributedError:
+    def _missing(self, roster: _Roster) -> list[int]:
         answers = self._heard("answer")
         missing = [rank for rank in range(1, self.size) if answers[rank] != roster.digest]
         if self.rank and (roster.hellos[0] is None or not missing):
             missing = [0]  # it has not asked for answers, or not said that all have given them
+        return missing
+
+    def _too_late(self, roster: _Roster, purpose: str, watcher: Watcher | None) -> DistributedError:
+        missing = self._missing(roster)
         last = "" if watcher is None else f"; {watcher.last(missing)}"
         return DistributedError(
             f"{self.named(missing)} did not come {purpose} within {self.seconds:g} seconds{last}",

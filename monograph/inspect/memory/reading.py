@@ -20,6 +20,7 @@ from monograph.ir.size_numbers import with_sizes_given
 from monograph.ir.text import Rows
 from monograph.plan.memory import MemoryPlan, Moment
 from monograph.plan.plan import Plan, make_plan
+from monograph.recompute.recompute import share_text
 from monograph.runnable import PLANNED_ONLY
 from monograph.settings import PLAIN
 from monograph.sizes.place import size_places
@@ -39,6 +40,10 @@ def _report(graph: str, build: Build, inputs: Sequence[Any] | None) -> MemoryRep
     sizes = {} if inputs is None else _other_sizes(build.plan.program, inputs)
     plan, memory, notes = build.compiled_plan or build.plan, build.memory, list[str]()
     notes += [note for note in build.notes if note == PLANNED_ONLY]
+    budget = build.settings.memory_budget
+    if budget is not None and budget.share and build.plan.limit is not None and not sizes:
+        whole = round(build.plan.limit / budget.share)
+        notes.append(f"of what the step makes, its budget {share_text(budget, whole)}")
     if sizes:
         planned = make_plan(with_sizes_given(build.plan.program, sizes))
         plan = plan_to_run(replace(build.order(), plan=planned, settings=build.settings.plain()))
