@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from monograph.state_dict.places import (
     Place,
     all_places,
     changed_places,
+    early_places,
     has_own_memory,
-    is_kept_early,
     new_place,
     num_holders,
 )
@@ -32,7 +32,7 @@ def attributes_part(name: str, owned: Owned, builds: Sequence[Build], known: set
 
     def read() -> dict[str, Any] | None:
         places = all_places(owned)
-        paths = changed_places(builds, places, owned) if builds else _early(places)
+        paths = changed_places(builds, places, owned) if builds else early_places(places)
         return {
             path: _detached(places[path].value) for path in sorted({*paths, *known} & places.keys())
         } or None
@@ -53,10 +53,6 @@ def attributes_part(name: str, owned: Owned, builds: Sequence[Build], known: set
             loading.commits += [partial(_put, place, new), partial(known.add, path)]
 
     return Part(read, load, optional=True)
-
-
-def _early(places: Mapping[str, Place]) -> set[str]:
-    return {path for path, place in places.items() if is_kept_early(place.value)}
 
 
 def _put(place: Place, value: Any) -> None:

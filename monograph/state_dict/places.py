@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,9 @@ from monograph.state_dict.merge import misfits
 from monograph.user_code.lines import warn_at_user_line
 
 _OF_MODULES = frozenset(vars(nn.Module()))
+_OF_GRAPH = "graph."
+_DICTS = (dict, defaultdict, OrderedDict)
+_NUMBERS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def all_places(owned: Owned) -> dict[str, Place]:
     }
     owner = vars(owned.owner)
     found = {
-        f"graph.{name}": Place(owner, name)
+        f"{_OF_GRAPH}{name}": Place(owner, name)
         for name in owner
         if not name.startswith("_") and name not in owned.modules
     }
@@ -83,6 +86,16 @@ def new_place(path: str, modules: Mapping[str, nn.Module]) -> Place | None:
     if any(name in table(module) for table in (parameters_of, buffers_of, submodules_of)):
         return None
     return Place(vars(module), name)
+
+
+def early_places(places: Mapping[str, Place]) -> set[str]:
+    """The paths of what a first step may change: tensors, and lists and dicts of numbers of the graph itself."""
+    return {
+        path
+        for path, place in places.items()
+        if tensors_in(place.value)
+        or (path.startswith(_OF_GRAPH) and type(place.value) in (list, *_DICTS) and _holds(place.value))
+    }
 
 
 # --- what steps change -------------------------------------------------------------------------------------------------
@@ -125,16 +138,12 @@ def _holds(value: Any) -> bool:
     return bool(tensors_in(value)) or is_plain(value) or _is_of_numbers(value)
 
 
-def is_kept_early(value: Any) -> bool:
-    """True for values that may be filled by a step which has not run yet: tensors, and lists and dicts of numbers."""
-    return bool(tensors_in(value)) or (isinstance(value, (list, dict)) and _is_of_numbers(value))
-
-
 def _is_of_numbers(value: Any) -> bool:
-    """True for numbers and names in lists, tuples and dicts."""
-    if isinstance(value, dict):
-        return all(map(is_plain, value)) and all(map(_is_of_numbers, value.values()))
-    return all(map(_is_of_numbers, value)) if isinstance(value, (list, tuple)) else is_plain(value)
+    """True for numbers and names in lists, tuples and dicts, all of classes that a checkpoint can hold."""
+    kind = type(value)
+    if kind in _DICTS:
+        return all(map(_is_of_numbers, (*value, *value.values())))
+    return all(map(_is_of_numbers, value)) if kind in (list, tuple) else kind in _NUMBERS
 
 
 def _roots(path: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,6 +249,17 @@ def test_lists_and_dicts_of_numbers() -> None:
     state = graph.state_dict()["graph.tensors"]
     assert [len(state["graph.log"][name]) for name in ("loss", "steps")] == [6, 6]
     assert state["graph.recent"] == graph.recent
+
+
+class Named(dict[str, Any]):
+    pass
+
+
+@pytest.mark.parametrize("item", [Named(a=1), [Named(a=1)], [torch.strided], [{1, 2}], {Named: 1}])
+def test_what_no_checkpoint_holds_is_no_part_of_a_state(item: Any, tmp_path: Path) -> None:
+    graph = Step(nn.Linear(4, 4), item=item)
+    assert graph.state_dict().get("graph.tensors") is None
+    mg.save(graph.state_dict(), tmp_path / "first")
 
 
 def test_a_state_of_before_the_first_step_empties_lists_of_numbers() -> None:
