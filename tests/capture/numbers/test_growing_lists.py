@@ -208,6 +208,57 @@ def test_meters_that_are_read_are_facts(build: Callable[..., Any]) -> None:
     meters(build, meters_changed)
 
 
+def stats(self: Any, x: torch.Tensor) -> Any:
+    loss = (x * 2).sum()
+    self.stats["steps"] += 1
+    found = self.stats
+    found["last"] = loss.item()
+    found["losses"].append(loss.item())
+    return loss + self.stats["steps"]
+
+
+def stats_that_are_read(self: Any, x: torch.Tensor) -> Any:
+    self.stats["steps"] += 1
+    self.stats["losses"].append(2.0)
+    return x * len(self.stats["losses"])
+
+
+def stats_under_a_name(self: Any, x: torch.Tensor) -> Any:
+    key = "losses" if self.stats["steps"] == 0 else "last"
+    self.stats["steps"] += 1
+    self.stats["losses"].append(2.0)
+    return x * len(str(self.stats[key]))
+
+
+def stats_changed(side: Any, step: int) -> None:
+    if step == 4:
+        side.stats["losses"].clear()
+    if step == 6:
+        side.stats["steps"] = 0
+    if step == 8:
+        side.stats = {"steps": 0, "last": 0.0, "losses": [1.5]}
+
+
+@pytest.mark.parametrize(
+    ("build", "most"),
+    [(stats, 2), (stats_that_are_read, 30), (stats_under_a_name, 30)],
+    ids=lambda b: getattr(b, "__name__", ""),
+)
+@pytest.mark.parametrize("between", [lambda _side, _step: None, stats_changed], ids=["", "changed"])
+def test_dicts_with_lists_and_numbers(
+    build: Callable[..., Any], most: int, between: Callable[[Any, int], None]
+) -> None:
+    graph, plain = type("Step", (mg.Graph,), {"build": build})(), type("Plain", (), {"build": build})()
+    for side in (graph, plain):
+        side.stats = {"losses": [], "steps": 0, "last": 0.0}
+    for step in range(12):
+        between(plain, step)
+        between(graph, step)
+        assert_same(plain.build(X + step), graph(X + step), f"step {step}")
+        assert repr(plain.stats) == repr(graph.stats), f"step {step}"
+    assert len(graph.builds) <= most, graph.explain()
+
+
 def test_what_was_taken_out_of_a_list_is_nobodys() -> None:
     graph = type("Step", (mg.Graph,), {"build": append_a_loss})()
     fill_lists(graph)

@@ -5,7 +5,7 @@ known which instructions have read it, and each must do one thing with what it f
 by way of a variable or not, or ask if it is None.
 Elsewhere that must hold for each piece of code that ran and spells the name of the attribute, of the global or of the
 variable of a closure. A text may spell a name only for code that looks for attributes by texts. If the list is an entry of a
-dict, all of this holds for the name of the dict, of which code must take one entry and add to it.
+dict, all of this holds for the name of the dict, of which code must take one entry and add to it, or use another entry.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 import dis
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 from monograph.capture.guards.sources.code_names import CodeNames, names_of
 from monograph.capture.guards.sources.places import Closure, Content, Entries
@@ -40,27 +40,36 @@ _OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
 _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """Where the list is in a dict."""
+
+    key: Any
+
+
+Key: TypeAlias = _Entry | None  # None where what is loaded is the list itself
+
+
 def is_only_added_to(content: list[Any], reach: Reach, reads: Reads) -> bool:
     """True if all that the code which ran can have done with a list is to add to it."""
     if reach.has_iterators:
         return False
     source, name = _only_way(content, reach)
-    in_dict = isinstance(source, Content) and type(source.content) in _DICTS
-    if in_dict:
+    key: Key = None
+    if isinstance(source, Content) and type(source.content) in _DICTS:
+        key = _Entry(next((key for key, entry in source.content.items() if entry is content), None))
         source, name = _only_way(source.content, reach)
     if isinstance(source, Closure):
-        return _variable_only_adds(source, reach, in_dict=in_dict)
+        return _variable_only_adds(source, reach, key=key)
     if not isinstance(source, Entries) or source.whole or type(name) is not str or name in reach.keys:
         return False
     sites = None if reach.looks_by_names else reads.sites_of(source.entries, name)
     if sites is not None:
-        return bool(sites) and all(
-            _adds_at(code, place, name, reach, in_dict=in_dict) for code, place in sites
-        )
+        return bool(sites) and all(_adds_at(code, place, name, reach, key=key) for code, place in sites)
     if name in reach.stored or name in reach.made_up:
         return False
     is_global = "__builtins__" in source.entries  # else no global name leads there
-    return all(_only_adds(code, name, reach, is_global=is_global, in_dict=in_dict) for code in reach.codes())
+    return all(_only_adds(code, name, reach, is_global=is_global, key=key) for code in reach.codes())
 
 
 def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
@@ -69,7 +78,7 @@ def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
     return ways[0] if len(ways) == 1 and isinstance(ways[0], tuple) else (None, "")
 
 
-def _variable_only_adds(source: Closure, reach: Reach, *, in_dict: bool) -> bool:
+def _variable_only_adds(source: Closure, reach: Reach, *, key: Key) -> bool:
     """The same of a list or dict in a variable that functions share."""
     names = reach.names_of_variable(source.cell)
     if _spell(reach.codes(), _OF_VARIABLES):
@@ -77,7 +86,7 @@ def _variable_only_adds(source: Closure, reach: Reach, *, in_dict: bool) -> bool
     for code in reach.codes():
         if names.isdisjoint(code.co_freevars + code.co_cellvars):
             continue
-        if names_of(code).globals & _OF_FRAMES or not _reads_only_to_add(code, names, in_dict=in_dict):
+        if names_of(code).globals & _OF_FRAMES or not _reads_only_to_add(code, names, key=key):
             return False
     return bool(names)
 
@@ -87,11 +96,11 @@ def _spell(codes: Iterable[CodeType], attributes: Collection[str]) -> bool:
     return any(not names_of(code).attributes.isdisjoint(attributes) for code in codes)
 
 
-def _reads_only_to_add(code: CodeType, names: Collection[str], *, in_dict: bool) -> bool:
+def _reads_only_to_add(code: CodeType, names: Collection[str], *, key: Key) -> bool:
     """True if code only adds to what is in variables of these names, or hands them to functions inside."""
     instructions = _instructions(code)
     return all(
-        item.opname == "LOAD_DEREF" and _is_added_to(instructions[at + 1 : at + _REACH], in_dict=in_dict)
+        item.opname == "LOAD_DEREF" and _is_added_to(instructions[at + 1 : at + _REACH], key=key)
         for at, item in enumerate(instructions)
         if "DEREF" in item.opname and item.argval in names
     )
@@ -101,7 +110,7 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     return [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
 
 
-def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, in_dict: bool) -> bool:
+def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, key: Key) -> bool:
     """True if the instruction of code that runs at this place reads the attribute, and the next ones add to it."""
     instructions = _instructions(code)
     at = max(index for index, item in enumerate(instructions) if item.offset <= place)
@@ -111,8 +120,8 @@ def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, in_dict: bo
     if following[0].opname == "STORE_FAST":
         variable = following[0].argval
         is_own = not _spell(reach.own_codes(), _OF_LOCALS) and not names_of(code).globals & _OF_FRAMES
-        return is_own and _only_adds_to_local(instructions, variable, in_dict=in_dict)
-    return _asks_for_none(following) or _is_added_to(following, in_dict=in_dict)
+        return is_own and _only_adds_to_local(instructions, variable, key=key)
+    return _asks_for_none(following) or _is_added_to(following, key=key)
 
 
 def _asks_for_none(following: Sequence[dis.Instruction]) -> bool:
@@ -123,7 +132,7 @@ def _asks_for_none(following: Sequence[dis.Instruction]) -> bool:
     return names == ["LOAD_CONST", "IS_OP"] and following[0].argval is None
 
 
-def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, *, in_dict: bool) -> bool:
+def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, *, key: Key) -> bool:
     """True if code only adds to what is in a variable of its own: `kept = self.kept`."""
     for at, item in enumerate(instructions):
         found = item.argval if isinstance(item.argval, tuple) else (item.argval,)  # some instructions use two
@@ -131,12 +140,12 @@ def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, 
             continue
         following = list(instructions[at + 1 : at + _REACH])
         is_read = item.opname == "LOAD_FAST" and bool(following)
-        if not is_read or not (_asks_for_none(following) or _is_added_to(following, in_dict=in_dict)):
+        if not is_read or not (_asks_for_none(following) or _is_added_to(following, key=key)):
             return False
     return True
 
 
-def _only_adds(code: CodeType, name: str, reach: Reach, *, is_global: bool, in_dict: bool) -> bool:
+def _only_adds(code: CodeType, name: str, reach: Reach, *, is_global: bool, key: Key) -> bool:
     names = names_of(code)
     if name not in names.attributes | names.globals | names.stored | names.imports:
         return True
@@ -144,14 +153,14 @@ def _only_adds(code: CodeType, name: str, reach: Reach, *, is_global: bool, in_d
         names = replace(names, computed=True)
     instructions = _instructions(code)
     return all(
-        _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, in_dict=in_dict)
+        _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, key=key)
         for at, item in enumerate(instructions)
         if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
     )
 
 
 def _is_harmless(
-    item: dis.Instruction, following: list[dis.Instruction], name: str, names: CodeNames, *, in_dict: bool
+    item: dis.Instruction, following: list[dis.Instruction], name: str, names: CodeNames, *, key: Key
 ) -> bool:
     """True if an instruction of code with these names does not look for the name, calls what it finds, or has it added to."""
     if item.opname in ("LOAD_CONST", "RETURN_CONST"):
@@ -161,14 +170,26 @@ def _is_harmless(
     if _is_called(item):  # a list is not callable
         return True
     found = item.opname == "LOAD_ATTR" or (item.opname == "LOAD_GLOBAL" and not (item.arg or 0) & 1)
-    return found and _is_added_to(following, in_dict=in_dict)
+    return found and _is_added_to(following, key=key)
 
 
-def _is_added_to(following: list[dis.Instruction], *, in_dict: bool) -> bool:
-    """True if these instructions add to the list that is loaded before them, or to that of one key of the dict."""
-    if in_dict:
+def _is_added_to(following: list[dis.Instruction], *, key: Key) -> bool:
+    """True if these instructions add to the list that is loaded before them, or do no more with the dict than to take an entry."""
+    if key is not None:
+        if _uses_another(following, key):
+            return True
         following = _behind_entry(following)
     return bool(following) and _is_called(following[0]) and following[0].argval in _ADDING
+
+
+def _uses_another(following: list[dis.Instruction], entry: _Entry) -> bool:
+    """True if of the dict that is loaded before these instructions another entry is taken, set or added to."""
+    names = [item.opname for item in following]
+    if names[:1] != ["LOAD_CONST"] or following[0].argval == entry.key:
+        return False
+    if names[1:3] == ["COPY", "COPY"]:  # `d[key] += n` takes the entry, and sets it at the end
+        names = names[2:]
+    return len(names) > 1 and (names[1] in _SUBSCRIPTS or names[1] == "STORE_SUBSCR")
 
 
 def _behind_entry(following: list[dis.Instruction]) -> list[dis.Instruction]:
