@@ -69,6 +69,7 @@ _LENGTH: Final = (
     "fit into one tensor of a fixed size, as last = torch.zeros(n, *new.shape): last.copy_(torch.cat([last[1:], new.detach()[None]])); "
     "leave out the rows that are not filled yet, by a tensor that counts"
 )
+_EMPTIED: Final = "a new list has a build, and {place}.clear() has none where build() only appends to it; "
 _GROWS: Final = (
     "; one that grows can have its last size from the beginning, and hold the last n rows: "
     "{place}.copy_(torch.cat([{place}, new])[-n:])"
@@ -161,10 +162,6 @@ def _about_form(reason: Reason) -> str:
     return f"each form has a build: pass {line.format(place=reason.place)}"
 
 
-def _about_whole_numbers(reason: Reason) -> str:
-    return f"each value of {reason.place} has a build: code of the step {_NEEDS}"
-
-
 def about_numbers(reason: Reason) -> str:
     return f"{ALL_FURTHER.format(place=reason.place)}; a float argument has it from the first call on"
 
@@ -208,7 +205,8 @@ def _about_values(reason: Reason) -> str:
         about = _DRAWN if _PYTHONS_NUMBERS.match(found[1]) else _CONTENT
         return about.format(place=found[1])
     if found := _OF_LENGTH.match(reason):
-        return _LENGTH.format(place=found[1] or found[2] or found[3])
+        emptied = _EMPTIED if reason.endswith(" to 0") else ""
+        return (emptied + _LENGTH).format(place=found[1] or found[2] or found[3])
     if found := _OF_METRICS.match(reason):
         return _METRICS[found[2]].format(place=found[1])
     if " changed from absent to " in reason:
@@ -315,7 +313,7 @@ _OF_VALUES: Final = {  # what to write in the place of a value, by its kind
 }
 LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
     Cause.FORM: _about_form,
-    Cause.NUMBER_GIVEN: _about_whole_numbers,
+    Cause.NUMBER_GIVEN: _always(f"each value of {{place}} has a build: code of the step {_NEEDS}"),
     Cause.CONSTANT_GIVEN: _about_values,
     Cause.STRUCTURE: _about_structure,
     Cause.IDENTITY: _always("pass x.clone() where two arguments, or an argument and state, are to be apart"),

@@ -161,3 +161,29 @@ def test_the_limit_has_the_name_that_is_said() -> None:
     ) as caught:
         called(graph)
     assert ONE_TENSOR[1] in caught.value.hint
+
+
+class Logs(mg.Graph):
+    """Appends what it does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = x.square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+
+def test_a_list_is_emptied_without_a_build(caplog: pytest.LogCaptureFixture) -> None:
+    graph = Logs()
+    for _ in range(3):
+        graph(torch.ones(2))
+        graph.losses.clear()
+    assert len(graph.builds) == 1
+    graph(torch.ones(2))
+    graph.losses = []
+    graph(torch.ones(2))
+    assert len(graph.builds) == 2
+    assert "graph.losses.clear() has none where build() only appends to it" in caplog.text
