@@ -150,6 +150,11 @@ def is_pointwise(target: Any) -> bool:
     return pointwise and torch.Tag.pointwise in target.tags and not _draws(target)
 
 
+def copies_its_result(op: Any) -> bool:
+    """True for an op that torch generates from another: it copies what that one makes into the memory that it is given."""
+    return torch.Tag.generated in op.tags
+
+
 @cache
 def is_composite(op: Any) -> bool:
     """True for ops that functional tensors see as others, in terms of which they are written.

@@ -12,6 +12,7 @@ from torch import fx
 
 from monograph.compat.ops import (
     OpOverload,
+    copies_its_result,
     find_op,
     is_custom,
     is_pointwise,
@@ -29,7 +30,7 @@ from monograph.plan.lifetime import lifetimes
 # read a row, or what they need of it, before they write it.
 _ROW_BY_ROW: Final = """
     threshold_backward gelu_backward hardtanh_backward silu_backward sigmoid_backward tanh_backward leaky_relu_backward
-    elu_backward softplus_backward hardswish_backward hardsigmoid_backward softshrink_backward hardshrink_backward
+    elu_backward softplus_backward hardsigmoid_backward softshrink_backward hardshrink_backward
     _log_softmax _softmax _log_softmax_backward_data _softmax_backward_data
 """
 _READ_FIRST: Final = frozenset(
@@ -67,17 +68,21 @@ def sources_of(
     Where a value is not among the `sure` ones, the result of the op by itself may have another layout than its argument, and
     ops after it would have other bits.
     """
-    described = form(node)
-    if described is None or op_into(node.target) is None or not _fills_a_block(described) or node not in sure:
+    described, into = form(node), op_into(node.target)
+    if described is None or into is None or not _fills_a_block(described) or node not in sure:
         return
-    for source in dict.fromkeys(item for item in node.args if isinstance(item, fx.Node)):
+    args = node.args if into[1] else node.args[:1]
+    for source in dict.fromkeys(item for item in args if isinstance(item, fx.Node)):
         if source in sure and form(source) == described and _may_go(node, source, described, memory, makers):
             yield source
 
 
 @cache
 def op_into(op: Any) -> tuple[Any, str] | None:
-    """The op that writes what `op` gives into memory that it is given, and the name of that; None if none does so safely."""
+    """The op that writes what `op` gives into memory that it is given, and the name of that, which is empty for its first argument.
+
+    None if none does so safely, and without memory for the result beside.
+    """
     if not isinstance(op, OpOverload):
         return None
     name = str(schema_of(op).name)
@@ -86,9 +91,14 @@ def op_into(op: Any) -> tuple[Any, str] | None:
     namespace, _, packet = name.partition("::")
     for overload in ("out", "grad_input", f"{overload_name(op)}_out"):
         found = find_op(namespace, packet, overload)
-        if found is not None and schema_arguments(found)[:-1] == schema_arguments(op):
+        if found is None or copies_its_result(found):
+            continue
+        if schema_arguments(found)[:-1] == schema_arguments(op):
             return found, schema_arguments(found)[-1].name
-    return None
+    found = find_op(namespace, f"{packet}_", overload_name(op) or "default")
+    if found is None or copies_its_result(found) or schema_arguments(found) != schema_arguments(op):
+        return None
+    return found, ""
 
 
 def _fills_a_block(described: TensorMeta) -> bool:

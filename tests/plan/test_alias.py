@@ -157,7 +157,8 @@ def test_each_tensor_of_a_list_is_looked_at_once(monkeypatch):
     assert len(asked) < 600
 
 
-def test_calls_are_alike_only_if_all_that_decides_what_they_share_is():
+def test_calls_are_alike_only_if_all_that_decides_what_they_share_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Probe, "_known", {})  # a full one is emptied
     drawing, probe = start(), Probe()
     x, y, *_ = drawing.made
     joined = drawing.op(aten.cat.default, [x, x])
@@ -171,4 +172,4 @@ def test_calls_are_alike_only_if_all_that_decides_what_they_share_is():
         for parts in (1, 2, 4):
             rows = drawing.op(aten.split.Tensor, joined, parts)
             assert probe.sharing(rows) == (frozenset({0}),) * (4 // parts)
-    assert len(probe._known) >= 8
+    assert len(probe._known) == 6  # t of both has one entry

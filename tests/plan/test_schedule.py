@@ -28,7 +28,7 @@ from monograph.plan.updates.failing import can_fail
 from monograph.plan.updates.schedule import Schedule, schedule
 from monograph.plan.updates.tail import tail_of
 from tests.plan.drawn import STATES, Drawing, aten, programs, start
-from tests.plan.test_memory import Language, adamw, convolutions, language, mlp, momentum
+from tests.plan.test_memory import Language, adamw, allocated_peak, convolutions, language, mlp, momentum
 from tests.plan.test_tail import updates
 from tests.support import assert_same
 
@@ -176,11 +176,53 @@ def test_an_op_gives_the_same_bits_over_any_of_its_arguments(name: str, dtype: t
             args = ARGUMENTS.get(name, lambda a, b: (a, b))(*(item.to(dtype) for item in values))
             wanted = op(*args)
             for place, item in enumerate(args):
-                if isinstance(item, torch.Tensor):
+                if isinstance(item, torch.Tensor) and (into[1] or place == 0):
                     own = [entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in args]
-                    made = into[0](*own, **{into[1]: own[place]})
+                    made = into[0](*own, **({into[1]: own[place]} if into[1] else {}))
                     assert made is own[place]
                     assert_same(wanted, made)
+
+
+def as_given(op: Any) -> list[Any] | None:
+    """Arguments for an op: large tensors, and plain values where it needs some. None if it does not work on such."""
+    made: list[Any] = []
+    for item in op._schema.arguments:
+        if item.has_default_value():
+            break
+        kind = str(item.type)
+        made.append(
+            torch.rand(128, 128) + 0.1 if kind == "Tensor" else 1 if kind in ("number", "int") else 0.5
+        )
+    try:
+        whole = op(*made)
+    except (RuntimeError, TypeError, IndexError):
+        return None
+    return made if whole.dtype == torch.float32 and whole.shape == made[0].shape else None
+
+
+def test_no_op_has_memory_for_its_result_beside_what_it_writes_over() -> None:
+    # these compute by two ops of torch, also where nothing is written over
+    composed = {"aten::ldexp", "aten::mvlgamma"}
+    seen = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        op = (
+            getattr(getattr(aten, packet, None), overload or "default", None) if namespace == "aten" else None
+        )
+        into = None if op is None or f"aten::{packet}" in composed else op_into(op)
+        args = (
+            None
+            if into is None or not isinstance(op._schema.arguments[0].type, torch.TensorType)
+            else as_given(op)
+        )
+        if into is None or args is None:
+            continue
+        run = partial(into[0], *args, **({into[1]: args[0]} if into[1] else {}))
+        run()
+        assert allocated_peak(run) < 1 << 14, name
+        seen.add(packet)
+    assert {"relu", "tanh", "mul", "celu", "silu_backward"} <= seen
 
 
 @pytest.mark.parametrize("shape", [(1500, 1000), (3, 200_000), (5, 7, 90, 101), (2, 3, 2)])

@@ -114,7 +114,8 @@ def over_text(op: fx.Node, source: str, spell: Spell) -> str:
     target, out = into
     given = [spell_value(item) for item in op.args]
     options = [f"{name}={spell_value(item)}" for name, item in op.kwargs.items()]
-    return f"{op.name} = {spell(target)}({', '.join((*given, *options, f'{out}={source}'))})"
+    options += [f"{out}={source}"] if out else []
+    return f"{op.name} = {spell(target)}({', '.join((*given, *options))})"
 
 
 class Text:
