@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from numbers import Number
+from operator import eq
 from typing import Final
 
 from monograph.ir.call.differences import misfit_text
@@ -11,6 +12,7 @@ from monograph.ir.call.parameters import argument_name
 from monograph.ir.call.reason import Cause, Reason, caused, kind_of_change
 from monograph.ir.call.signature import Call, Signature, TensorKey, constant_of
 from monograph.ir.call.tree import Tree, form_difference
+from monograph.ir.call.varying import Varying
 
 _NAMED: Final = 2  # arguments besides the first
 
@@ -20,14 +22,14 @@ def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> R
 
     Without `numbers`, one number in the place of another is no difference.
     """
-    fitting = [(tuple(map(_plain, keys)), same) for tree, keys, same, _ in known if tree == call.tree]
+    fitting = [(_differences(call, keys), same) for tree, keys, same, _ in known if tree == call.tree]
     if not fitting:
         return caused(_other_form(known[-1][0], call), Cause.STRUCTURE) if known else None
-    nearest, _ = min(fitting, key=lambda item: sum(map(_differ, item[0], call.keys)))
+    nearest, _ = min(fitting, key=lambda item: len(item[0]))
     found = [
         (path, expected, got)
-        for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True)
-        if expected != got and (numbers or not (_is_number(expected) and _is_number(got)))
+        for path, expected, got in nearest
+        if numbers or not (_is_number(expected) and _is_number(got))
     ]
     if found:
         found.sort(key=lambda item: _can_vary(item[2], item[1]))  # what cannot is at fault
@@ -36,9 +38,27 @@ def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> R
         others = _swapped(found) or _differing([other for other, *_ in found[1:]])
         sizes = tuple([(other, dims) for other, old, new in found if (dims := _dims(new, old))])
         return Reason(f"{text}{others}", cause, path, what=_what(got, expected), sizes=sizes)
-    fitting_same = [same for keys, same in fitting if keys == nearest]
+    fitting_same = [same for differences, same in fitting if not differences]
     same = _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
     return caused(same, Cause.IDENTITY)
+
+
+def _differences(call: Call, known: Sequence[Hashable]) -> list[tuple[str, Hashable, Hashable]]:
+    """The arguments that are not as in a known call, each with what was expected and what it is.
+
+    Those that differ in nothing but what varies are named only if there is nothing else.
+    """
+    varying = Varying.in_keys(known)
+    by_names = None if varying is None else varying.of(call)
+    served = [False] * len(known) if by_names is None else map(eq, by_names.keys, known)
+    differing = [
+        ((path, expected, got), is_served)
+        for path, expected, got, is_served in zip(
+            call.paths(), map(_plain, known), call.keys, served, strict=True
+        )
+        if expected != got
+    ]
+    return [item for item, is_served in differing if not is_served] or [item for item, _ in differing]
 
 
 def _differing(paths: Sequence[str]) -> str:
@@ -149,10 +169,6 @@ def _other_form(known: Tree, call: Call) -> str | None:
             return difference
     counts = f"{len(got.children)} positional arguments", str(len(expected.children))
     return misfit_text("the call has", *counts) if len(got.children) != len(expected.children) else None
-
-
-def _differ(expected: object, got: object) -> bool:
-    return expected != got
 
 
 def _is_number(key: Hashable) -> bool:

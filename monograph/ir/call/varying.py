@@ -33,13 +33,18 @@ class Varying:
     @staticmethod
     def in_key(key: Key) -> Varying | None:
         """Those of a key; None if it has numbers alone."""
+        return Varying.in_keys(key.signature[1])
+
+    @staticmethod
+    def in_keys(keys: Sequence[Hashable]) -> Varying | None:
+        """The same of the keys of leaves."""
         rows = [
             tuple([size.name_and_parts[0] if isinstance(size, Size) else None for size in leaf.shape])
             if isinstance(leaf, TensorKey)
             else ()
-            for leaf in key.signature[1]
+            for leaf in keys
         ]
-        numbers = frozenset([index for index, leaf in enumerate(key.signature[1]) if leaf is int])
+        numbers = frozenset([index for index, leaf in enumerate(keys) if leaf is int])
         return _of_rows(rows, numbers)
 
     def without(self, gone: Collection[str] = (), ints: Collection[int] = ()) -> Varying | None:
