@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -58,6 +59,7 @@ class Advised:
     )  # arguments that a tool gives: a build for each value is meant
     drop_last: str = _DROP_LAST  # what leaves out a smaller last batch
     configured: str = ""  # how users of an integration reach the config of the graph, and its page
+    is_quiet: bool = False  # while a tool makes builds that it reports itself
     logged: dict[str, int] = field(default_factory=dict)  # advice, and the build whose line in the log has it
     counts: Counter[tuple[Thing, str]] = field(default_factory=Counter)  # of builds, by advice
 
@@ -81,6 +83,9 @@ class Advised:
 
     def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
         """Log a build after the first, which is for calls like this one: aloud where what it is for is new, or where there are many."""
+        if self.is_quiet:
+            LOGGER.info("%s: build %d: %s", graph, number, reason)
+            return
         thing = thing_of(reason)
         serves_all = (
             reason.cause is Cause.SIZE
@@ -100,6 +105,15 @@ class Advised:
         said = self._in_line_of(number, reason) if aloud or serves_all else ""
         said = f"; {_LIMIT.format(count=_REPEATED)}{said}" if aloud and repeats else said
         LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Inside, builds are logged as information: a tool makes them, and reports them itself."""
+        before, self.is_quiet = self.is_quiet, True
+        try:
+            yield
+        finally:
+            self.is_quiet = before
 
     def _knows(self, reason: Reason) -> bool:
         cause, place = thing_of(reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,7 +123,8 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: 
     with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
         before = list(inside.builds)
         inside.cache.check_repeatable(call, f"{what}() runs the step more than once")
-        graph.compile(*formed[0], **formed[1])
+        with inside.advised.quietly() if what == "verify" else nullcontext():  # its report has the build
+            graph.compile(*formed[0], **formed[1])
         inside.cache.check_repeatable(call, f"{what}() has captured the step")
         new = [build for build in inside.builds if build not in before] if before else []
         inside.together.meet(inside.name, inside.builds, what)

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
     Callback,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -390,6 +391,48 @@ def test_manual_optimization_by_a_graph_of_the_module(tmp_path: Path) -> None:
     graphed = fitted(ManualByGraph(), tmp_path)
     assert_alike(fitted(Manual(), tmp_path), graphed)
     assert len(graphed.lightning_module.step.builds) == 2
+
+
+class SavesItsList(TwoMetrics):
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        checkpoint["losses"] = self.losses
+
+    def on_load_checkpoint(self, checkpoint: Any) -> None:
+        self.losses = checkpoint["losses"]
+
+
+class RandomNumbers(Callback):
+    """As the page on Lightning has it."""
+
+    state = None
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: Any) -> None:
+        checkpoint["random"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: Any) -> None:
+        self.state = checkpoint["random"]
+
+    def on_fit_start(self, trainer: Any, module: Any) -> None:
+        if self.state is not None:
+            torch.set_rng_state(self.state)
+
+
+@pytest.mark.parametrize("kind", [SavesItsList, ManualByGraph])
+def test_a_run_from_a_file_with_random_numbers_has_the_bits_of_one_without_a_break(
+    kind: type[Net], tmp_path: Path
+) -> None:
+    def run(folder: str, **options: Any) -> Any:
+        strategy = {} if kind is ManualByGraph else {"strategy": GraphStrategy()}
+        kept = ModelCheckpoint(tmp_path / folder, "{epoch}", save_top_k=-1)
+        options |= strategy | {"callbacks": [RandomNumbers(), kept], "enable_checkpointing": True}
+        return fitted(kind(), tmp_path, max_epochs=4, **options)
+
+    whole = run("whole")
+    resumed = run("resumed", ckpt_path=tmp_path / "whole" / "epoch=1.ckpt")
+    rows = whole.logger.rows
+    assert resumed.logger.rows == rows[len(rows) - len(resumed.logger.rows) :]
+    resumed.logger.rows[:] = rows
+    assert_alike(whole, resumed)
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------------

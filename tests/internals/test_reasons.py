@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -124,3 +125,23 @@ def test_the_line_of_the_step_that_has_written_a_value_is_named() -> None:
     step.model.scale = 2.0  # written here, and by no step
     step(x(rows, 8), x(rows, 8))
     assert step.builds[-1].reason.endswith("; model.scale changed from 1.0 to 2.0")
+
+
+class Scaled(mg.Graph):
+    """An int changes with the lengths, one after the other."""
+
+    def build(self, x: torch.Tensor, step: int, name: str) -> torch.Tensor:
+        return x.mean(1) * (1 + 0.1 * step) + len(name)
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_sizes_of_a_build_for_any_size_are_no_reason(is_declared: bool) -> None:
+    graph = Scaled()
+    if is_declared:
+        graph.config.dynamic("x", 1)
+    for step, length in enumerate((8, 15, 9, 20)):
+        graph(x(4, length), step // 2, "a")
+    graph(x(4, 30), 5, "long")
+    sizes = [] if is_declared else ["argument x is a tensor (4, 15) float32 on cpu"]
+    expected = ["first call", *sizes, "argument step is 1 (int)", "argument name is 'long' (str)"]
+    assert [str(build.reason).partition(";")[0] for build in graph.builds] == expected

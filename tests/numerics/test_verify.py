@@ -237,7 +237,9 @@ def test_the_line_of_the_call_is_named_where_backward_has_none() -> None:
     assert caught.value.where.line == line_of("the call", __file__)
 
 
-def test_a_call_that_no_build_serves_is_told_with_the_build_that_it_got() -> None:
+def test_a_call_that_no_build_serves_is_told_with_the_build_that_it_got(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def scaled(x: Tensor, by: Tensor | None = None) -> Tensor:
         return x if by is None else x * by
 
@@ -249,6 +251,7 @@ def test_a_call_that_no_build_serves_is_told_with_the_build_that_it_got() -> Non
     report = step.verify(torch.ones(2))
     assert report.ok
     assert report.made == f"build 1 was made for it ({step.builds[1].reason})"
+    assert not caplog.text  # the report says so
     assert "  no build of the graph served this call: build 1 was made for it (the call has 1" in str(report)
 
 
