@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 import monograph as mg
 from monograph.config import GraphConfig
+from monograph.integrations.last_step import LastStep
 from monograph.internals.internals import internals_of
 from monograph.numerics.verify import VerifyReport
 
@@ -108,7 +109,7 @@ class GraphStrategy(SingleDeviceStrategy):
         self.num_nodes = 1
         self._configure = configure
         self._updates = False  # whether the present batch is the last of its step
-        self._last: tuple[Any, int | None, bool] | None = None  # the arguments of the last call of the graph
+        self._last = LastStep()
 
     @property
     def root_device(self) -> torch.device:
@@ -154,8 +155,8 @@ class GraphStrategy(SingleDeviceStrategy):
             self._make_graph(self.graph.trainer, module)
         if batch_idx is not None and not self._reads_index:
             batch_idx = 0  # an int that moves would be captured once more
-        self._last = batch, batch_idx, self._updates
-        output, logged = self.graph(*self._last)
+        self._last.add(batch, batch_idx, self._updates, optimizer_steps=self._updates)
+        output, logged = self.graph(batch, batch_idx, self._updates)
         for name, (value, given, options) in logged.items():
             module.log(name, value, *given, **options)
         return output
@@ -163,14 +164,14 @@ class GraphStrategy(SingleDeviceStrategy):
     def verify(self, **options: Any) -> VerifyReport:
         """The last step once more, as the graph and eagerly, by `graph.verify()`: same options. Nothing is changed.
 
-        Its arguments are those of the loop. Raises DefinitionError before the first step.
+        Its arguments are those of the loop; with gradient accumulation the batches before it are taken first. Raises DefinitionError before the first step.
         """
-        if self._last is None:
+        if not self._last:
             raise mg.DefinitionError(
                 "verify() of a GraphStrategy that has made no step",
                 hint="call it after fit(), or in a callback's on_train_batch_end()",
             )
-        return self.graph.verify(*self._last, **options)
+        return self._last.verify(self.graph, **options)
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Nothing: the step has done it."""

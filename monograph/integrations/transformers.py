@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback
 
 import monograph as mg
 from monograph.config import GraphConfig
+from monograph.integrations.last_step import LastStep
 from monograph.internals.internals import internals_of
 from monograph.numerics.verify import VerifyReport
 
@@ -77,9 +78,7 @@ class GraphTrainer(Trainer):
         self._graphed: Any = None  # the optimizer of the graph
         self._configure = configure
         self._norm: torch.Tensor | None = None  # of the gradients of the last step
-        self._last: tuple[dict[str, Any], Any, bool] | None = (
-            None  # the arguments of the last call of the graph
-        )
+        self._last = LastStep()
         self._architectures = [type(self.model).__name__]
 
     def training_step(
@@ -96,25 +95,24 @@ class GraphTrainer(Trainer):
             self._mixed_mesh_grads = False
         model.train()
         prepared, optimizer_steps = self._prepare_inputs(inputs), self.accelerator.sync_gradients
-        self._last = dict(prepared), num_items_in_batch, optimizer_steps  # a loss may take its labels out
+        self._last.add(prepared, num_items_in_batch, optimizer_steps, optimizer_steps=optimizer_steps)
         loss, self._norm = self.graph(prepared, num_items_in_batch, optimizer_steps)
         return loss
 
     def verify(self, **options: Any) -> VerifyReport:
         """The last step once more, as the graph and eagerly, by `graph.verify()`: same options. Nothing is changed.
 
-        Its arguments are those of the Trainer, and the model is in training mode for it. Raises DefinitionError before
-        the first step.
+        Its arguments are those of the Trainer, and the model is in training mode for it. With gradient accumulation the
+        batches before it are taken first. Raises DefinitionError before the first step.
         """
-        if self.graph is None or self._last is None:
+        if self.graph is None or not self._last:
             raise mg.DefinitionError(
                 "verify() of a Trainer that has made no step",
                 hint="call it after train(), or in a callback's on_step_end()",
             )
-        inputs, *others = self._last
         _settle(self.model, self._architectures)
         with _training(self.model):
-            return self.graph.verify(dict(inputs), *others, **options)
+            return self._last.verify(self.graph, **options)
 
     # the Trainer asks for these after the last batch of a step, then steps an optimizer that has no gradients any more
 

@@ -23,8 +23,8 @@ def gradients_part(name: str, owned: Owned, *, kept: bool) -> Part:
     def read() -> dict[str, torch.Tensor] | None:
         if not kept:
             return None
-        found = {path: p.grad.detach() for path, p in named().items() if p.grad is not None}
-        return found or None
+        # also if there are none: a graph that has some loses them when it loads this
+        return {path: p.grad.detach() for path, p in named().items() if p.grad is not None}
 
     def load(value: Any, loading: Loading) -> None:
         if value is None:

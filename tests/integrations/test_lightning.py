@@ -341,6 +341,18 @@ def test_the_graph_is_configured_and_looked_at(tmp_path: Path) -> None:
     assert strategy.graph.backend == "aten"
 
 
+def test_the_last_step_is_verified_with_all_of_its_batches(tmp_path: Path) -> None:
+    strategy = GraphStrategy()
+    options = {"accumulate_grad_batches": 2, "max_epochs": 2}
+    made = fitted(Net(), tmp_path, strategy=strategy, **options)
+    plain, count = fitted(Net(), tmp_path, **options), len(strategy.graph.builds)
+    report = strategy.verify()
+    assert report.ok, report
+    assert not report.made
+    assert len(strategy.graph.builds) == count
+    assert_alike(plain, made)
+
+
 def test_a_module_has_its_hooks_again(tmp_path: Path) -> None:
     """After training with accumulation, which clears gradients itself."""
     modules = [Net(), Net()]

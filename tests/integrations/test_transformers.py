@@ -152,6 +152,38 @@ def test_training_goes_on_from_a_checkpoint_of_either(tmp_path: Path) -> None:
             assert torch.equal(value, going_on.model.state_dict()[name]), (first, second, name)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_last_step_is_verified_with_all_of_its_batches(steps: int, tmp_path: Path) -> None:
+    """While it trains and after; nothing comes of it."""
+    reports = []
+
+    class Looking(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                reports.append(made_by[0].verify())
+
+    made_by: list[Any] = []
+
+    class Looked(GraphTrainer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            made_by.append(self)
+
+    options = {"gradient_accumulation_steps": steps, "max_steps": 4}
+    plain, made = (
+        trained(Trainer, tmp_path, **options),
+        trained(Looked, tmp_path, callbacks=[Looking()], **options),
+    )
+    assert_alike(plain, made)
+    count, generator = len(made.graph.builds), torch.get_rng_state()
+    reports.append(made.verify())
+    assert all(report.ok and not report.made for report in reports), reports
+    assert len(made.graph.builds) == count
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(parameter.grad is None for parameter in made.model.parameters())
+    assert_alike(plain, made)
+
+
 def test_the_graph_is_configured_and_looked_at(tmp_path: Path) -> None:
     class OnAten(GraphTrainer):
         def __init__(self, **options: Any) -> None:

@@ -1,0 +1,45 @@
+"""The last step of a loop that is not ours, to be looked at once more: also one that several batches make."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from monograph.graph import Graph
+from monograph.numerics.verify import VerifyReport
+
+
+class LastStep:
+    """The calls of a graph that made the last step of the optimizer; with gradient accumulation there are several."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, ...]] = []
+        self._is_complete = True
+
+    def add(self, *args: Any, optimizer_steps: bool) -> None:
+        """One more call; with `optimizer_steps` it ends the step. Dicts among the arguments may be changed by it."""
+        if self._is_complete:
+            self._calls.clear()
+        self._calls.append(tuple(map(_kept, args)))
+        self._is_complete = optimizer_steps
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def verify(self, graph: Graph, **options: Any) -> VerifyReport:
+        """The last call by `graph.verify()`, after those before it, which leave their gradients. Then all is as it was."""
+        *before, last = [tuple(map(_kept, call)) for call in self._calls]
+        if not before or not self._is_complete:
+            return graph.verify(*last, **options)
+        start = copy.deepcopy(graph.state_dict(python_random=True))
+        try:
+            for call in before:
+                graph(*call)
+            return graph.verify(*last, **options)
+        finally:
+            graph.load_state_dict(start)
+
+
+def _kept(item: Any) -> Any:
+    """An argument as it is now: a loss may take its labels out of a batch."""
+    return dict(item) if type(item) is dict else item
