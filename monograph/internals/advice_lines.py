@@ -17,7 +17,7 @@ ALL_FURTHER: Final = "one build serves all further values of {place}: nothing to
 _NEEDS: Final = (
     "needs the number itself, as a size, an index, a key, a range, print(), a text, torch.tensor([...]) and the rate of a dropout do; "
     "for one build, use a fixed size and a mask, or a size of a tensor, such as x.shape[0]; give torch.tensor([...]) as an "
-    "argument; arithmetic alone has one build for all values"
+    "argument; for a slice that begins there write x[n + torch.arange(k)] = rows; arithmetic alone has one build for all values"
 )
 _NEEDS_FLOAT: Final = (
     "needs the number itself, as float(), NumPy's functions, the rate of a dropout, the momentum of a norm and torch.tensor([...]) "
