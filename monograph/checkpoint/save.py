@@ -62,7 +62,9 @@ def take_apart(state_dict: Mapping[str, Any], local_of: LocalOf = no_local) -> P
     """What `write` writes; `Refused` for a state that has no place in a checkpoint."""
     if not isinstance(state_dict, dict):
         raise Refused(
-            f"the state is a {type(state_dict).__name__}, not a dict", "save a dict of what belongs together"
+            f"the state is a {type(state_dict).__name__}, not a dict",
+            "save a dict of what belongs together, such as model.state_dict(); to run a model without its code, save a Graph "
+            "that calls it",
         )
     if not isinstance(state_dict, Checkpoint):
         return prepare(state_dict, local_of)

@@ -132,7 +132,7 @@ class Waiting(Observer):
         if _compiles(self._doing) and now >= self._aloud and not self._line.is_there:
             self._aloud = math.inf
             LOGGER.warning(
-                "%s: the step has waited %.0f s for its compilation; %s trains meanwhile, and a later run finds the code in "
+                "%s: the step has waited %.0f s so far for its compilation; %s trains meanwhile, and a later run finds the code in "
                 "the cache",
                 self._name,
                 now - self._start,
