@@ -67,6 +67,10 @@ class Captured(BoundProgram):
     def __repr__(self) -> str:
         return f"<Captured {self.program!r}>"
 
+    def lists_grown(self) -> list[str]:
+        """The lists that the step makes longer, by the names of their places."""
+        return [item.label for item in self.grown if isinstance(item, Growth)]
+
     def places_written(self) -> set[str]:
         """Attributes, globals and entries that each step gives a value, as reasons for builds name them."""
         paths = [port.path for port in self.program.outputs]

@@ -106,6 +106,7 @@ def changed_places(builds: Sequence[Build], places: Mapping[str, Place], owned: 
     homes = {id(tensor): path for path, place in places.items() for tensor in tensors_in(place.value)}
     written = [path for build in builds for path in _written(build, homes)]
     written += [write.about.partition(" (")[0] for build in builds for write in build.captured.writes]
+    written += [label for build in builds for label in build.captured.lists_grown()]
     in_modules = {slot.path for slot in module_slots(owned.named_modules())}
     found, lost = set(), []
     for path in dict.fromkeys(written):

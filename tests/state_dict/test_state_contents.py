@@ -241,14 +241,18 @@ class Logging(Step):
         loss.backward()
         self.log["loss"].append(loss.item())
         self.log["steps"].append(1)
+        self.shapes.append(tuple(x.shape))
         return loss
 
 
 def test_lists_and_dicts_of_numbers() -> None:
-    graph = check(lambda: Logging(nn.Linear(4, 4), recent=[1.0, 2.0], log={"loss": [], "steps": []}))
+    graph = check(
+        lambda: Logging(nn.Linear(4, 4), recent=[1.0, 2.0], log={"loss": [], "steps": []}, shapes=[])
+    )
     state = graph.state_dict()["graph.tensors"]
     assert [len(state["graph.log"][name]) for name in ("loss", "steps")] == [6, 6]
     assert state["graph.recent"] == graph.recent
+    assert state["graph.shapes"] == [(5, 4)] * 6
 
 
 class Named(dict[str, Any]):
@@ -263,7 +267,7 @@ def test_what_no_checkpoint_holds_is_no_part_of_a_state(item: Any, tmp_path: Pat
 
 
 def test_a_state_of_before_the_first_step_empties_lists_of_numbers() -> None:
-    graph = Logging(nn.Linear(4, 4), recent=[1.0, 2.0], log={"loss": [], "steps": []})
+    graph = Logging(nn.Linear(4, 4), recent=[1.0, 2.0], log={"loss": [], "steps": []}, shapes=[])
     start = copy.deepcopy(graph.state_dict())
     losses = [graph(x) for x in inputs()]
     graph.load_state_dict(start)

@@ -38,7 +38,7 @@ def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> R
         others = _swapped(found) or _differing([other for other, *_ in found[1:]])
         sizes = tuple([(other, dims) for other, old, new in found if (dims := _dims(new, old))])
         return Reason(f"{text}{others}", cause, path, what=_what(got, expected), sizes=sizes)
-    fitting_same = [same for differences, same in fitting if not differences]
+    fitting_same = [same for differences, same in fitting if differences == nearest]
     same = _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
     return caused(same, Cause.IDENTITY)
 
