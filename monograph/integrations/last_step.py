@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from monograph.graph import Graph
+import monograph as mg
 from monograph.numerics.verify import VerifyReport
 
 
@@ -26,7 +26,7 @@ class LastStep:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def verify(self, graph: Graph, **options: Any) -> VerifyReport:
+    def verify(self, graph: mg.Graph, **options: Any) -> VerifyReport:
         """The last call by `graph.verify()`, after those before it, which leave their gradients. Then all is as it was."""
         *before, last = [tuple(map(_kept, call)) for call in self._calls]
         if not before or not self._is_complete:
