@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import monograph as mg
-from monograph.numerics.verify import VerifyReport
+from monograph.numerics.verify import VerifyReport, verify_after
 
 
 class LastStep:
@@ -31,13 +30,7 @@ class LastStep:
         *before, last = [tuple(map(_kept, call)) for call in self._calls]
         if not before or not self._is_complete:
             return graph.verify(*last, **options)
-        start = copy.deepcopy(graph.state_dict(python_random=True))
-        try:
-            for call in before:
-                graph(*call)
-            return graph.verify(*last, **options)
-        finally:
-            graph.load_state_dict(start)
+        return verify_after(graph, before, last, **options)
 
 
 def _kept(item: Any) -> Any:

@@ -110,6 +110,17 @@ def verify(
         return _verified(subject, steps, against)
 
 
+def verify_after(
+    graph: Any, before: Sequence[tuple[Any, ...]], args: tuple[Any, ...], **options: Any
+) -> VerifyReport:
+    """`graph.verify()` of a call that follows others; what these change is put back as well."""
+    with looking_at(graph, before[0], {}, "verify"):
+        for call in before:
+            graph(*call)
+        report: VerifyReport = graph.verify(*args, **options)
+        return report
+
+
 def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
     kept = subject.keep()
     try:

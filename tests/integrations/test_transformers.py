@@ -168,6 +168,12 @@ def test_the_last_step_is_verified_with_all_of_its_batches(steps: int, tmp_path:
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
             made_by.append(self)
+            self.losses: list[float] = []  # no part of the state
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            self.losses.append(loss.item())
+            return loss
 
     options = {"gradient_accumulation_steps": steps, "max_steps": 4}
     plain, made = (
@@ -178,6 +184,7 @@ def test_the_last_step_is_verified_with_all_of_its_batches(steps: int, tmp_path:
     count, generator = len(made.graph.builds), torch.get_rng_state()
     reports.append(made.verify())
     assert all(report.ok and not report.made for report in reports), reports
+    assert len(made.losses) == {1: 4, 2: 7, 3: 10}[steps]  # of 7 batches in an epoch, and of those after it
     assert len(made.graph.builds) == count
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(parameter.grad is None for parameter in made.model.parameters())
