@@ -16,6 +16,7 @@ from monograph.capture.effects.python_objects.growth import Growth
 from monograph.capture.effects.python_objects.idle_generators import without_idle_generators
 from monograph.capture.effects.python_objects.records import SetRecord
 from monograph.capture.effects.python_objects.stored import Stored
+from monograph.capture.effects.python_objects.unread import without_unread
 from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
@@ -213,9 +214,8 @@ def _guard_sources(
 ) -> Sequence[Source]:
     """The places that the step has read, each with what is there from now on. `bound` are ids of state."""
     step = traced.step
-    for owner, name in (*step.reads.written_first(), *step.reads.unread):
-        step.reach.leave_out(owner, name)
-    read = without_idle_generators(step.reach.sources, step.reach, step.effects, traced.moved)
+    read = without_unread(step.reach, step.reads)
+    read = without_idle_generators(read, step.reach, step.effects, traced.moved)
     refresh(read, step.snapshot.covered)
     places = step.side_effects.module_state.places() | {
         (id(place.container), place.key): value for place, value in own

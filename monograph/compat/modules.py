@@ -17,6 +17,19 @@ VERSIONS = "_metadata"
 # the set of the names of buffers that `state_dict()` leaves out
 NOT_SAVED = "_non_persistent_buffers_set"
 
+# they take the dict of a module apart, and look there for the name that they are given
+BY_NAME = frozenset(
+    function.__code__
+    for function in (
+        nn.Module.__getattr__,
+        nn.Module.__setattr__,
+        nn.Module.__delattr__,
+        nn.Module.register_buffer,
+        nn.Module.register_parameter,
+        nn.Module.add_module,
+    )
+)
+
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The table of a module's own parameters."""

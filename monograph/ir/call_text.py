@@ -86,7 +86,7 @@ def _described(item: Any) -> TensorMeta | ScalarMeta | None:
 def forward_names(module: nn.Module) -> tuple[str, ...]:
     """The names of the parameters of a module's `forward`."""
     # past nn.Module.__getattribute__, which is watched during a trace
-    own: Callable[..., Any] | None = vars(module).get("forward")
+    own: Callable[..., Any] | None = object.__getattribute__(module, "__dict__").get("forward")
     try:
         return argument_names(own) if own is not None else argument_names(type(module).forward)[1:]
     except (TypeError, ValueError):  # a forward written in C has no signature

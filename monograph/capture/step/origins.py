@@ -20,6 +20,7 @@ import torch
 from torch import fx, nn
 
 from monograph.capture.guards.sources.code_watch import CodeWatch
+from monograph.capture.guards.sources.overlay import real_attributes_of
 from monograph.capture.step.observer import SILENT, Observer
 from monograph.capture.tensors.checkpoint_regions import mark_region
 from monograph.compat.autograd import (
@@ -198,7 +199,8 @@ class OriginRecorder:
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Leaf, ...]:
         kind = type(module)
-        names = self._names.get(kind) if "forward" not in vars(module) else forward_names(module)
+        own = real_attributes_of(module) or ()
+        names = self._names.get(kind) if "forward" not in own else forward_names(module)
         if names is None:
             names = self._names[kind] = forward_names(module)
         inputs = describe_arguments(names, args, kwargs)

@@ -135,6 +135,7 @@ def _names_of(code: CodeType) -> CodeNames:
             asked.update(_texts(instructions[index - 1].argval))
         elif operation in ("LOAD_CONST", "RETURN_CONST"):
             attributes.update(_spelled(name))
+            computed |= name == "__dict__"  # `vars(cls)["__dict__"]` gives all attributes of an object
     return CodeNames(
         frozenset(attributes),
         frozenset(stored),

@@ -21,7 +21,7 @@ from monograph.capture.guards.sources.hidden import behind_proxy
 from monograph.capture.guards.sources.libraries import is_watched
 from monograph.capture.guards.sources.overlay import Overlay, Patch, put_on, real_attributes_of, taken_off
 from monograph.capture.guards.sources.values import CONTAINERS, is_namespace, is_plain, items_of
-from monograph.compat.modules import MODULE_TABLES, SUBMODULES
+from monograph.compat.modules import BY_NAME, MODULE_TABLES, SUBMODULES
 from monograph.compat.optimizers import attributes_of_optimizers
 from monograph.state.find import Owned
 from monograph.state.snapshot import Snapshot
@@ -152,9 +152,9 @@ class Reads:
     def end(self) -> None:
         """The code of the step has run. What it has not asked for of the objects that are known exactly does not count."""
         touched = self.settled | self.absent | self.written
-        for item in map(self.entered.__getitem__, self.exact):
-            names = [name for name, value in item.before.items() if is_plain(value)]
-            self.unread += [(item.owner, n) for n in names if (id(item.owner), n) not in touched]
+        for owner in map(self.objects.__getitem__, self.exact):
+            of_step = [name for name in self._entries(owner) if self.is_in_instance(owner, name)]
+            self.unread += [(owner, name) for name in of_step if (id(owner), name) not in touched]
 
     def written_first(self) -> Iterator[tuple[Any, str]]:
         """The objects and names of attributes that build() set before it asked for them."""
@@ -253,8 +253,7 @@ def record_reads(
     if owned.optimizers:
         attributes_of_optimizers()  # made before the trace: its code is none of the step's
     with ExitStack() as stack:
-        reads, spied = Reads(overlay), set()
-        own = {id(module) for module in modules.values()}
+        reads, spied, own = Reads(overlay), set(), {id(module) for module in modules.values()}
 
         def watched(item: Any) -> bool:
             if threading.get_ident() != thread:
@@ -282,6 +281,7 @@ def record_reads(
         for cls in (nn.Module, Optimizer, root_class(owned.owner)):
             watch(cls)
         reads.enter_held(owned.owner, [name for name in vars(owned.owner) if name not in owned.private])
+        reads.exact.update({id(owned.owner)}, own)
         reads.begun.update(reads.labels)
         _note_made(stack, reads, own, thread)
         yield reads
@@ -320,7 +320,7 @@ def _spy(stack: ExitStack, cls: type, reads: Reads, thread: int, watched: Callab
 
     def spying_get(self: Any, name: str) -> Any:
         if name[:2] == "__" or here() != thread:
-            if name in _WHOLE or here() != thread:
+            if here() != thread or (name in _WHOLE and sys._getframe(1).f_code not in BY_NAME):
                 exact.discard(id(self))
             return get(self, name)
         is_settled = (id(self), name) in settled

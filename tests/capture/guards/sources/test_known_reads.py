@@ -1,10 +1,11 @@
-"""What an object of the graph holds counts if the step asks for it: by whatever way it does, and not by its name alone."""
+"""What the graph, its modules and objects hold counts if the step asks for it: by whatever way, and not by its name alone."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -133,6 +134,138 @@ WAYS = (
 def test_a_number_that_is_read_counts_whatever_the_way(way: Any) -> None:
     expected, got, _ = runs(way)
     assert expected == got
+
+
+class LoopModule(Loop, torch.nn.Module):
+    """The same as a module of the graph."""
+
+    def __init__(self, read: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        torch.nn.Module.__init__(self)
+        Loop.__init__(self)
+        self.read = read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.read(self, x)
+
+
+class LoopGraph(Loop, mg.Graph):
+    """The same as the graph itself."""
+
+    def __init__(self, read: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        mg.Graph.__init__(self)
+        Loop.__init__(self)
+        self.read = read
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        return self.read(self, x)
+
+
+def _by_the_dict_of_the_class(loop: Any, x: torch.Tensor) -> torch.Tensor:
+    home = next(vars(cls) for cls in type(loop).__mro__ if "__dict__" in vars(cls))
+    return x.sum() * home["__dict__"].__get__(loop)["alpha"]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [_by_object, _by_getstate, _by_items, _by_name, _by_the_dict_of_the_class],
+    ids=lambda way: way.__name__,
+)
+@pytest.mark.parametrize("owner", ["object", "module", "graph"])
+def test_a_number_that_is_read_counts_whosesoever_it_is(owner: str, way: Any) -> None:
+    loop: Any = {"object": lambda _: Loop(), "module": LoopModule, "graph": LoopGraph}[owner](way)
+    step = loop if owner == "graph" else Step(loop, way if owner == "object" else lambda module, x: module(x))
+    loop.alpha = 1.0
+    got = [step(torch.ones(3)).item()]
+    loop.alpha = 5.0
+    got.append(step(torch.ones(3)).item())
+    assert got[1] == 5 * got[0]
+
+
+class Branching(torch.nn.Module):
+    """A layer that reads in one branch what it does not read in the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.scale, self.note = 1.0, "first"
+        self.losses: list[float] = []
+        self.last: deque[float] = deque(maxlen=2)
+        self.table = {"losses": [0.0], "calls": 0}
+
+    def forward(self, x: torch.Tensor, keeps: bool) -> torch.Tensor:
+        loss = self.layer(x).square().mean()
+        if keeps:
+            self.losses.append(loss.item())
+            if self.note == "never":
+                loss = loss * self.scale + sum(self.last) + sum(self.table["losses"])
+        return loss
+
+
+class Keeping(mg.Graph):
+    def __init__(self, model: Branching) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+        self.seen: list[float] = []
+        self.verbose, self.unit = False, 1.0
+
+    def build(self, x: torch.Tensor, keeps: bool = False) -> torch.Tensor:
+        loss: torch.Tensor = self.model(x, keeps)
+        loss.backward()
+        if keeps:
+            self.seen.append(loss.item() * self.unit)
+        if self.verbose:
+            loss = loss + self.unit + len(self.seen)
+        return loss
+
+
+def test_what_a_branch_that_is_not_taken_reads_leads_to_no_build() -> None:
+    """Numbers, lists that grow in some steps only, and those that the script changes: of modules and of the graph."""
+
+    def train(graphed: bool) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        model = Branching()
+        step = Keeping(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        results, seen = [], list[float]()
+        for index in range(12):
+            x, keeps = torch.randn(4, 3), index % 3 == 2
+            if graphed:
+                results.append(step(x, keeps).item())
+            else:
+                optimizer.zero_grad()
+                loss = model(x, keeps)
+                loss.backward()
+                optimizer.step()
+                seen += [loss.item()] * keeps
+                results.append(loss.item())
+            model.scale += 0.5
+            model.last.append(index)
+            model.table["losses"].append(0.5)
+            model.table["calls"] += 1
+        assert len(step.builds) == 2 * graphed
+        return results, model.losses, step.seen if graphed else seen
+
+    assert train(True) == train(False)
+
+
+def test_a_list_that_one_of_two_builds_reads() -> None:
+    """The build that does not read it serves each length."""
+
+    class Reading(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.offsets = [1.0]
+
+        def build(self, x: torch.Tensor, reads: bool) -> torch.Tensor:
+            return x.sum() + (sum(self.offsets) if reads else 0)
+
+    step = Reading()
+    for index in range(8):
+        assert step(torch.ones(3), reads=bool(index % 2)) == 3 + sum(step.offsets) * (index % 2)
+        if index < 4:
+            step.offsets.append(float(index))
+    assert len(step.builds) == 1 + 3  # three lengths were read
 
 
 def test_a_number_that_only_a_hook_in_backward_reads_counts() -> None:

@@ -55,7 +55,7 @@ class Objects:
     ) -> None:
         """`owner` is the Graph, whose `excluded` attributes are its own business; `unwrap` gives the module of a block."""
         self.known: dict[int, Any] = {}  # what was visited, kept alive
-        self.ways: dict[int, set[Any]] = {}  # by id of a list or dict: sources and keys that lead to it
+        self.ways: dict[int, set[Any]] = {}  # by id of a container: sources and keys that lead to it
         self.caches: list[tuple[Any, str]] = []  # of functools, with the labels of their functions
         self.has_iterators = False  # which hold lists that nothing else may show
         self.has_lookups = False  # `getattr` and the like, which code may call by another name
@@ -70,7 +70,7 @@ class Objects:
 
     def visit(self, value: Any, label: str, way: Way | None = None) -> None:
         """Follow an object, once. `way` is the place that holds it, if that is known."""
-        if type(value) in (list, dict, defaultdict):
+        if type(value) in (list, dict, defaultdict, set, deque):
             self.ways.setdefault(id(value), set()).add(way or object())
         handed = self.handed.is_open if way is None else self.handed.owner(way[0]) is not None
         if not handed:

@@ -20,7 +20,6 @@ from types import CellType, CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import nn
 
 from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.capture.guards.sources.code_names import CodeNames, is_computing, line_naming, names_of
@@ -33,6 +32,7 @@ from monograph.capture.guards.sources.reach.objects import Objects
 from monograph.capture.guards.sources.reach.recorded import Recorded, Way
 from monograph.capture.guards.sources.reach.unguarded import asks_of_paths, unguarded_in
 from monograph.capture.guards.sources.reach.whole import Whole
+from monograph.compat.modules import BY_NAME
 from monograph.user_code.files import is_installed_file, is_user_file
 from monograph.user_code.lines import Origin, user_place
 
@@ -40,17 +40,6 @@ from monograph.user_code.lines import Origin, user_place
 _LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})
 # what these modules call is none of the step: handlers of logs, and the bodies of modules that are imported meanwhile
 _APART = ("logging", "importlib", "_frozen_importlib")
-# they take the dict of a module apart, and look there for the name that they set
-_SETTERS = tuple(
-    function.__code__
-    for function in (
-        nn.Module.__setattr__,
-        nn.Module.__delattr__,
-        nn.Module.register_buffer,
-        nn.Module.register_parameter,
-        nn.Module.add_module,
-    )
-)
 _STANDS_IN = "monograph.capture.numbers.python_functions"  # whose functions the step calls as those of Python
 _SUBCLASSES = "__subclasses__"
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
@@ -79,6 +68,7 @@ class Reach:
         # what moves unseen, by name, with the first line that names it
         self.unguarded: dict[str, Origin] = {}
         self.keys: set[str] = set()  # with which code uses the dict of some object
+        self._read_for_it: set[str] = set()  # by code in place of the step's own
         self._libraries: set[int] = set()  # ids of codes
         self._looks_by_names = False
 
@@ -115,7 +105,7 @@ class Reach:
 
     @property
     def ways(self) -> Mapping[int, set[Any]]:
-        """By id of a list or dict: sources and keys that lead to it."""
+        """By id of a container: sources and keys that lead to it."""
         return self._objects.ways
 
     @property
@@ -160,7 +150,7 @@ class Reach:
 
     def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
-        return name in self.keys or self._recorded.is_whole(table)
+        return name in self.keys or name in self._read_for_it or self._recorded.is_whole(table)
 
     def is_forgotten(self, source: Source) -> bool:
         """True for a place in an object that the step has made, and that nobody has any more."""
@@ -174,11 +164,12 @@ class Reach:
         """Modules that the step has imported by a text: what its code names in them counts."""
         self._modules.take_noted_imports()
 
-    def leave_out(self, owner: Any, name: str) -> None:
-        """An attribute that the step itself gives a value before it reads it: what was there does not count."""
+    def leave_out(self, owner: Any, name: str) -> Entries | None:
+        """An attribute that the step does not read, or gives a value before: what was there does not count. Gives its source."""
         table = attributes_of(owner)
-        if table is not None and not self.may_read_dict(table, name):
-            self._recorded.leave_out(table, name)
+        if table is None or self.may_read_dict(table, name):
+            return None
+        return self._recorded.leave_out(table, name)
 
     # --- what the step begins with, and code that runs ------------------------------------------------------------------
 
@@ -190,6 +181,7 @@ class Reach:
 
     def may_read(self, names: Iterable[str]) -> None:
         """Attributes that code in place of the step's own reads, in whatever it knows."""
+        self._read_for_it.update(names)
         self._recorded.grow(names)
 
     def may_read_of(self, owner: Any, label: str, names: Iterable[str]) -> None:
@@ -238,7 +230,7 @@ class Reach:
                 self.seen(code, map(frame.f_globals.get, names.globals if computed else ()))
         if names.handed_on and not computed:
             return Verdict.AGAIN
-        return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN
+        return Verdict.FOLLOWED if computed and code not in BY_NAME else Verdict.TAKEN
 
     def _hand_on(self, given: Iterable[Any]) -> None:
         """Code looks for these names, which it was given."""

@@ -78,11 +78,14 @@ class Recorded:
             for source in self.growing.values():
                 self._note_overwritten(source, new)
 
-    def leave_out(self, table: dict[str, Any], name: str) -> None:
-        """An entry that the step itself gives a value before it reads it: what was there does not count."""
-        if (source := self.growing.get(id(table))) is not None:
-            source.excluded |= {name}
-            source.recorded.pop(name, None)
+    def leave_out(self, table: dict[str, Any], name: str) -> Entries | None:
+        """An entry that the step does not read, or gives a value before: what was there does not count. Gives its source."""
+        source = self.growing.get(id(table))
+        if source is None or name not in source.names:
+            return None
+        source.excluded |= {name}
+        source.recorded.pop(name, None)
+        return source
 
     def is_whole(self, table: dict[str, Any]) -> bool:
         """True for a dict of attributes all of which count."""
