@@ -12,6 +12,8 @@ from torch import fx, nn
 from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.foreign_objects import check_micro_batches_alike
 from monograph.capture.effects.held_fakes import holds_numbers_alone, not_repeatable
+from monograph.capture.effects.python_objects.only_added import other_uses
+from monograph.capture.guards.sources.places import Content
 from monograph.capture.optimizers.autocast import about_kept_casts
 from monograph.capture.optimizers.on_parts import about_whole
 from monograph.capture.retraces import Retraces, not_carried
@@ -24,6 +26,8 @@ from monograph.errors import CaptureError
 from monograph.ir.graph_signature import Write
 from monograph.state.signals import interruptible
 from monograph.state.snapshot import Snapshot
+from monograph.user_code.files import is_user_file
+from monograph.user_code.lines import Origin, source_of
 
 AttributeValue: TypeAlias = tuple[Any, Any, Any]  # the dict or container, the name or key, and the value
 
@@ -84,14 +88,17 @@ def trace_step(
         )
     in_parts = request.settings.accumulation_steps > 1
     if changed := [*not_carried(step, changed), *step.effects.held]:
-        of_numbers = changed[0] in numbers | step.effects.numbers
-        raise not_repeatable(
-            changed[0],
-            step.reach.line_of(changed[0]),
-            of_numbers=of_numbers,
+        label, other_use = _changed_list(step, snapshot, changed[0])
+        error = not_repeatable(
+            label,
+            other_use or step.reach.line_of(label),
+            of_numbers=changed[0] in numbers | step.effects.numbers,
             in_parts=in_parts,
             is_deque=changed[0] in deques | step.effects.deques,
+            is_used=other_use is not None,
         )
+        error.source = source_of(other_use) if other_use is not None else ""
+        raise error
     if in_parts:
         check_micro_batches_alike(step.effects, [name for name in moved if name != "torch"])
     check_strict(step)
@@ -102,6 +109,22 @@ def trace_step(
     notes += about_kept_casts(request.owned) if request.is_first else []
     once = [*step.effects.once, *(write.about for write in left.made), *step.optimizers.asked_early()]
     return Traced(step, recording.graph, left, once, notes, recording.why_plain, moved)
+
+
+def _changed_list(step: TracedStep, snapshot: Snapshot, label: str) -> tuple[str, Origin | None]:
+    """What a user calls a container that a step has changed; if it is a list, or has one, the line that does more than to add."""
+    live = next((live for path, live, _ in snapshot.containers if path == label), None)
+    contents = [source for source in step.reach.sources if isinstance(source, Content)]
+    found = next((s for s in contents if s.content is live or (live is None and s.label == label)), None)
+    if found is None:
+        return label, None
+    inside = {id(item) for item in found.content.values()} if isinstance(found.content, dict) else ()
+    for source in (found, *(source for source in contents if id(source.content) in inside)):
+        uses = other_uses(source.content, step.reach, step.reads) if type(source.content) is list else ()
+        for use in uses:
+            if use is not None and is_user_file(use.file):
+                return source.label, use
+    return found.label, None
 
 
 def _left_in_attributes(step: TracedStep) -> LeftInAttributes:

@@ -43,7 +43,7 @@ class OfModule(OfGraph):
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [(OfGraph, "losses"), (OfObject, "graph.meter.values"), (OfModule, f"{__name__}.LOSSES")],
+    [(OfGraph, "graph.losses"), (OfObject, "graph.meter.values"), (OfModule, f"{__name__}.LOSSES")],
 )
 def test_the_deque_is_named(kind: type[OfGraph], named: str) -> None:
     with pytest.raises(mg.CaptureError, match="in a way that no replay can repeat") as caught:

@@ -76,10 +76,12 @@ def not_repeatable(
     of_numbers: bool = False,
     in_parts: bool = False,
     is_deque: bool = False,
+    is_used: bool = False,
 ) -> CaptureError:
     """The error for a place where a step leaves what no replay can make; `of_numbers` if that holds no tensors.
 
-    `where` is the line that does so, if it is known. With `in_parts` each micro-batch of the step does so.
+    `where` is the line that does so, if it is known; or, if it `is_used`, the line that does more with a list than to add to
+    it. With `in_parts` each micro-batch of the step does so.
     """
     if in_parts:
         what = "numbers that it reads out of tensors" if of_numbers else "an object that holds tensors"
@@ -91,8 +93,9 @@ def not_repeatable(
         )
     if of_numbers:
         name, then = (f"{label}, a deque", f": {label}.append(loss.item())") if is_deque else (label, "")
+        why = f": this line does more with {label} than to call its append()" if is_used else ""
         return CaptureError(
-            f"build() puts numbers that it reads out of tensors of the step into {name}, in a way that no replay can repeat",
+            f"build() puts numbers that it reads out of tensors of the step into {name}, in a way that no replay can repeat{why}",
             where=where,
             hint=f"return the tensor, and keep its number after the step{then}; build() may append() to a list that it does not "
             "read (and extend() it, where += would replace it), where it writes self.numbers.append(loss.item()) itself and gives the list "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dis
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from monograph.capture.guards.sources.code_names import CodeNames, names_of
 from monograph.capture.guards.sources.places import Closure, Content, Entries
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads
+from monograph.user_code.lines import Origin
 
 _DICTS = (dict, defaultdict)
 _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
@@ -52,24 +53,39 @@ Key: TypeAlias = _Entry | None  # None where what is loaded is the list itself
 
 def is_only_added_to(content: list[Any], reach: Reach, reads: Reads) -> bool:
     """True if all that the code which ran can have done with a list is to add to it."""
+    return not any(True for _ in other_uses(content, reach, reads))
+
+
+def other_uses(content: list[Any], reach: Reach, reads: Reads) -> Iterator[Origin | None]:
+    """The lines that may do something else with a list than to add to it; None for what has no line."""
     if reach.has_iterators:
-        return False
+        yield None
     source, name = _only_way(content, reach)
     key: Key = None
     if isinstance(source, Content) and type(source.content) in _DICTS:
         key = _Entry(next((key for key, entry in source.content.items() if entry is content), None))
         source, name = _only_way(source.content, reach)
     if isinstance(source, Closure):
-        return _variable_only_adds(source, reach, key=key)
-    if not isinstance(source, Entries) or source.whole or type(name) is not str or name in reach.keys:
-        return False
+        yield from _other_uses_of_variable(source, reach, key=key)
+        return
+    if not isinstance(source, Entries) or type(name) is not str:
+        yield None
+        return
+    if source.whole or name in reach.keys:
+        yield None
     sites = None if reach.looks_by_names else reads.sites_of(source.entries, name)
     if sites is not None:
-        return bool(sites) and all(_adds_at(code, place, name, reach, key=key) for code, place in sites)
-    if name in reach.stored or name in reach.made_up:
-        return False
+        for code, place in sites:
+            if not _adds_at(code, place, name, reach, key=key):
+                yield _line(code, _at(_instructions(code), place)[0])
+        if not sites:
+            yield None
+        return
     is_global = "__builtins__" in source.entries  # else no global name leads there
-    return all(_only_adds(code, name, reach, is_global=is_global, key=key) for code in reach.codes())
+    for code in reach.codes():
+        yield from _other_uses_in(code, name, reach, is_global=is_global, key=key)
+    if name in reach.stored or name in reach.made_up:
+        yield None
 
 
 def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
@@ -78,17 +94,17 @@ def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
     return ways[0] if len(ways) == 1 and isinstance(ways[0], tuple) else (None, "")
 
 
-def _variable_only_adds(source: Closure, reach: Reach, *, key: Key) -> bool:
+def _other_uses_of_variable(source: Closure, reach: Reach, *, key: Key) -> Iterator[Origin | None]:
     """The same of a list or dict in a variable that functions share."""
     names = reach.names_of_variable(source.cell)
-    if _spell(reach.codes(), _OF_VARIABLES):
-        return False
+    if _spell(reach.codes(), _OF_VARIABLES) or not names:
+        yield None
     for code in reach.codes():
         if names.isdisjoint(code.co_freevars + code.co_cellvars):
             continue
-        if names_of(code).globals & _OF_FRAMES or not _reads_only_to_add(code, names, key=key):
-            return False
-    return bool(names)
+        yield from _not_to_add(code, names, key=key)
+        if names_of(code).globals & _OF_FRAMES:
+            yield None
 
 
 def _spell(codes: Iterable[CodeType], attributes: Collection[str]) -> bool:
@@ -96,14 +112,14 @@ def _spell(codes: Iterable[CodeType], attributes: Collection[str]) -> bool:
     return any(not names_of(code).attributes.isdisjoint(attributes) for code in codes)
 
 
-def _reads_only_to_add(code: CodeType, names: Collection[str], *, key: Key) -> bool:
-    """True if code only adds to what is in variables of these names, or hands them to functions inside."""
+def _not_to_add(code: CodeType, names: Collection[str], *, key: Key) -> Iterator[Origin]:
+    """Where code does not add to what is in variables of these names. It may hand them to functions inside."""
     instructions = _instructions(code)
-    return all(
-        item.opname == "LOAD_DEREF" and _is_added_to(instructions[at + 1 : at + _REACH], key=key)
-        for at, item in enumerate(instructions)
-        if "DEREF" in item.opname and item.argval in names
-    )
+    for at, item in enumerate(instructions):
+        if "DEREF" in item.opname and item.argval in names:
+            adds = _is_added_to(instructions[at + 1 : at + _REACH], key=key)
+            if item.opname != "LOAD_DEREF" or not adds:
+                yield _line(code, item)
 
 
 def _instructions(code: CodeType) -> list[dis.Instruction]:
@@ -113,8 +129,7 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
 def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, key: Key) -> bool:
     """True if the instruction of code that runs at this place reads the attribute, and the next ones add to it."""
     instructions = _instructions(code)
-    at = max(index for index, item in enumerate(instructions) if item.offset <= place)
-    item, following = instructions[at], instructions[at + 1 : at + _REACH]
+    item, following = _at(instructions, place)
     if item.opname != "LOAD_ATTR" or item.argval != name or _is_called(item) or not following:
         return False
     if following[0].opname == "STORE_FAST":
@@ -122,6 +137,17 @@ def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, key: Key) -
         is_own = not _spell(reach.own_codes(), _OF_LOCALS) and not names_of(code).globals & _OF_FRAMES
         return is_own and _only_adds_to_local(instructions, variable, key=key)
     return _asks_for_none(following) or _is_added_to(following, key=key)
+
+
+def _at(instructions: Sequence[dis.Instruction], place: int) -> tuple[dis.Instruction, list[dis.Instruction]]:
+    """The instruction that runs at this place of the code, and those after it."""
+    at = max(index for index, item in enumerate(instructions) if item.offset <= place)
+    return instructions[at], list(instructions[at + 1 : at + _REACH])
+
+
+def _line(code: CodeType, item: dis.Instruction) -> Origin:
+    line = item.positions.lineno if item.positions else None
+    return Origin(code.co_filename, line or code.co_firstlineno)
 
 
 def _asks_for_none(following: Sequence[dis.Instruction]) -> bool:
@@ -145,18 +171,18 @@ def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, 
     return True
 
 
-def _only_adds(code: CodeType, name: str, reach: Reach, *, is_global: bool, key: Key) -> bool:
+def _other_uses_in(code: CodeType, name: str, reach: Reach, *, is_global: bool, key: Key) -> Iterator[Origin]:
+    """Where code that spells the name does something else with what it finds."""
     names = names_of(code)
     if name not in names.attributes | names.globals | names.stored | names.imports:
-        return True
+        return
     if reach.looks_by_names:
         names = replace(names, computed=True)
     instructions = _instructions(code)
-    return all(
-        _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, key=key)
-        for at, item in enumerate(instructions)
-        if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
-    )
+    for at, item in enumerate(instructions):
+        counts = is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
+        if counts and not _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, key=key):
+            yield _line(code, item)
 
 
 def _is_harmless(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 
 from monograph.user_code.files import is_user_file
 
@@ -23,6 +23,7 @@ _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT
 _OWN_STEPS = ("monograph.integrations", "monograph.shortcuts")
 # our own modules, optimizers and models, which are part of a step
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.cli.demo", "monograph.testing", *_OWN_STEPS)
+_OF_BLOCKS = "monograph.block"
 # modules of the standard library; the last has what later versions of it have
 STANDARD = (sys.stdlib_module_names - {"__main__"}) | {"typing_extensions"}
 _LIBRARIES = STANDARD | {"torch", "numpy", "monograph"}
@@ -54,6 +55,13 @@ def _is_within(module: str, packages: tuple[str, ...]) -> bool:
 def is_watched(module: str) -> bool:
     """True for modules of users and other packages, whose objects are followed by what is read of them."""
     return module.partition(".")[0] not in _NOT_WATCHED or _is_within(module, _OWN_STEPS)
+
+
+def reading_frame(frame: FrameType) -> FrameType:
+    """The frame whose code asks for an attribute: not that of a block of the graph, which hands on what its module has."""
+    while frame.f_globals.get("__name__") == _OF_BLOCKS and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def is_standard(module: str) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph.capture.guards.sources.hidden import behind_proxy
-from monograph.capture.guards.sources.libraries import is_watched
+from monograph.capture.guards.sources.libraries import is_watched, reading_frame
 from monograph.capture.guards.sources.overlay import Overlay, Patch, put_on, real_attributes_of, taken_off
 from monograph.capture.guards.sources.values import CONTAINERS, is_namespace, is_plain, items_of
 from monograph.compat.modules import BY_NAME, MODULE_TABLES, SUBMODULES
@@ -338,7 +338,7 @@ def _spy(stack: ExitStack, cls: type, reads: Reads, thread: int, watched: Callab
             finally:
                 reads.resume(reporting)
         if type(value) in _GROWING:
-            reader = sys._getframe(1)
+            reader = reading_frame(sys._getframe(1))
             reads.sites.setdefault((id(self), name), set()).add((reader.f_code, reader.f_lasti))
         return value
 
