@@ -35,7 +35,8 @@ from monograph.ir.text import shortened
 from monograph.sizes.expression import SMALLEST
 from monograph.user_code.lines import Origin, user_place_of
 
-_MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
+_MANY_BUILDS: Final = 8  # from here on something probably changes at every call: said aloud, and again when there are twice as many
+_COST: Final = "the {count} builds so far have taken {seconds:.1f} s"
 _REPEATED: Final = 4  # builds with one advice: it was not heard, or not followed
 _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n) makes more than n an error"
 _DROP_LAST: Final = "DataLoader(..., drop_last=True)"
@@ -62,6 +63,7 @@ class Advised:
     is_quiet: bool = False  # while a tool makes builds that it reports itself
     logged: dict[str, int] = field(default_factory=dict)  # advice, and the build whose line in the log has it
     counts: Counter[tuple[Thing, str]] = field(default_factory=Counter)  # of builds, by advice
+    seconds: float = 0.0  # that all builds have taken
 
     def about(self, reason: Reason, call: Call, stays: str) -> Reason:
         """The reason for a build with what to write against it; `stays` says why sizes do not vary in it.
@@ -81,8 +83,15 @@ class Advised:
                 self.notes.add(note)
                 LOGGER.warning("%s: %s", graph, note)
 
-    def log(self, graph: str, number: int, reason: Reason, call: Call) -> None:
-        """Log a build after the first, which is for calls like this one: aloud where what it is for is new, or where there are many."""
+    def log(self, graph: str, build: Build, call: Call) -> None:
+        """Log a build, which is for calls like this one: aloud where what it is for is new, or where there are many.
+
+        The first one of a graph is only counted.
+        """
+        number, reason = build.number, build.reason
+        self.seconds += build.seconds
+        if not number:
+            return
         if self.is_quiet:
             LOGGER.info("%s: build %d: %s", graph, number, reason)
             return
@@ -99,11 +108,15 @@ class Advised:
         repeats = (
             self.counts[thing, reason.advice] == _REPEATED and reason.advice not in quiet and not serves_all
         )
-        aloud = (is_new or repeats or number >= _MANY_BUILDS) and reason.cause not in self.ours
+        is_many = number >= _MANY_BUILDS and number & (number - 1) == 0
+        aloud = (is_new or repeats or is_many) and reason.cause not in self.ours
         self.things |= {thing, *(thing_of(item) for item in reason.others if item.cause is reason.cause)}
         level = logging.WARNING if aloud else logging.INFO
         said = self._in_line_of(number, reason) if aloud or serves_all else ""
         said = f"; {_LIMIT.format(count=_REPEATED)}{said}" if aloud and repeats else said
+        said = (
+            f"; {_COST.format(count=number + 1, seconds=self.seconds)}{said}" if aloud and is_many else said
+        )
         LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
 
     @contextmanager

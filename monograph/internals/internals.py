@@ -313,8 +313,7 @@ class Internals:
         """Add a build for calls like this one."""
         call = self.cache.forms.narrowed(call, why_fixed(build.captured.fixed))
         self.advised.note(self.name, build.captured.notes)
-        if build.number:
-            self.advised.log(self.name, build.number, build.reason, call)
+        self.advised.log(self.name, build, call)
         drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
         self.cache.forms.keep(call)
         self.cache.keep(call.key, build)

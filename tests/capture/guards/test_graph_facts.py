@@ -354,9 +354,12 @@ def test_many_builds_are_said_aloud(caplog):
         assert "build 4: graph.shift changed from '3' to '4'" in fourth
         assert "config.max_builds(n)" in fourth
         caplog.clear()
-        graph.shift = "8"
-        graph(torch.ones(2))
-    assert "build 8: graph.shift changed from '7' to '8'" in caplog.text
+        for number in range(8, 20):
+            graph.shift = str(number)
+            graph(torch.ones(2))
+        eighth, sixteenth = (record.getMessage() for record in caplog.records)
+    assert "build 8: graph.shift changed from '7' to '8'; the 9 builds so far have taken" in eighth
+    assert "build 16: graph.shift changed from '15' to '16'; the 17 builds so far have taken" in sixteenth
 
 
 def test_where_an_argument_begins_is_a_fact_for_absolute_positions():
