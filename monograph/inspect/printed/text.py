@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from monograph.capture.guards.sources.places import ClassEntries, Entries
 from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
@@ -28,6 +31,7 @@ from monograph.passes.run import Stage
 from monograph.passes.table import PASS_NAMES
 from monograph.runnable import why_not_in_place
 from monograph.state.find import Owned
+from monograph.user_code.files import is_installed_file
 
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a guard
@@ -182,11 +186,47 @@ def _guards(build: Build, first: Build) -> tuple[str, list[str]]:
     own, others = build.guards.texts(), first.guards.texts()
     new = [text for text in own if text not in others]
     if build is first or 2 * len(new) > len(own):
-        return "guards", _grouped(own)
+        return "guards", _without_libraries(own, build)
     places = {text.partition(" = ")[0] for text in own}
     gone = [text for text in others if text not in own and text.partition(" = ")[0] not in places]
-    differing = [*_grouped(new), *(f"without {line}" for line in _grouped(gone))]
+    differing = [
+        *_without_libraries(new, build),
+        *(f"without {line}" for line in _without_libraries(gone, first)),
+    ]
     return f"guards, the same as of build {first.number} but for", differing or ["nothing"]
+
+
+def _without_libraries(texts: Sequence[str], build: Build) -> list[str]:
+    """Guards with many on one line; of those in classes, functions and globals of installed packages only the number."""
+    packages, counts = _packages(build), Counter[str]()
+    shown = []
+    for text in texts:
+        label = re.split(r"[.\[]| = ", text, maxsplit=1)[0]
+        if label in packages:
+            counts[packages[label]] += 1
+        else:
+            shown.append(text)
+    folded = [f"{count} values in classes, functions and globals of {name}" for name, count in counts.items()]
+    return [*_grouped(shown), *(f"{line}, which build.guards.texts() lists" for line in folded)]
+
+
+def _packages(build: Build) -> dict[str, str]:
+    """Installed packages by what labels of places in them begin with: names of classes, and of the packages."""
+    found, others = dict[str, str](), set[str]()
+    for source in build.guards.sources:
+        if not isinstance(source, Entries):
+            continue
+        is_class = isinstance(source, ClassEntries)
+        module = str(source.entries.get("__module__" if is_class else "__name__", ""))
+        if not (is_class or source.label == module):
+            continue
+        package, label = module.partition(".")[0], source.label.partition(".")[0]
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is not None and is_installed_file(file):
+            found[label] = package
+        else:
+            others.add(label)
+    return {label: package for label, package in found.items() if label not in others}
 
 
 def _sections(build: Build, builds: Sequence[Build]) -> list[tuple[str, list[Any]]]:
