@@ -44,6 +44,8 @@ from monograph.runtime.repetition import Repetition
 from monograph.settings import is_compiled
 from monograph.user_code.tracebacks import after_interrupt, raised_by_user, with_own_frames
 
+_STATE_OF_BEFORE = "the state is that of before the step"
+
 
 def call(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Run one step. The first call, and a call that no build fits, captures one."""
@@ -220,8 +222,7 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
         inputs = build.executor.bind((read or graph.read(*arguments)).leaves)
         report = nonfinite_report(graph.name, build, own_inputs(inputs))
         message = f"step {graph.store.steps} of the graph, counted from 0, made a NaN or an infinity"
-        hint = f"the state is that of before the step\n{report}"
-        raise NonfiniteError(message, where=report.first, hint=hint) from None
+        raise NonfiniteError(message, where=report.first, hint=f"{_STATE_OF_BEFORE}\n{report}") from None
     except (RuntimeError, ArithmeticError, ValueError) as error:
         if isinstance(error, (MonographError, torch.OutOfMemoryError)) or raised_by_handler(error):
             raise
@@ -294,7 +295,7 @@ def _check_backward(build: Build, read: Call) -> None:
     with outside_of_modes():
         found = nan_in_backward(build, own_inputs(build.executor.bind(read.leaves)))
     if found is not None:
-        hint = f"the state is that of before the step\n{found}"
+        hint = f"{_STATE_OF_BEFORE}\n{found}"
         raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
 
 

@@ -224,7 +224,14 @@ class TornStateError(BackendError):
 
 
 class NonfiniteError(MonographError):
-    """A step made a NaN or an infinity; with `config.detect_nonfinite()` the state is that of before it."""
+    """A step made a NaN or an infinity; with `config.detect_nonfinite()` the state is that of before it.
+
+    Its `hint` is a report on the op that made it, which ends with what to write instead.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text.removesuffix(hint_line(self.hint))}\n{self.hint}" if self.hint else text
 
 
 class DistributedError(MonographError):

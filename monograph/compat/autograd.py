@@ -6,6 +6,7 @@ Private names of `torch.autograd` and `torch._C`; each function says what happen
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import threading
 import weakref
@@ -32,6 +33,19 @@ def backward_sequence_number() -> int | None:
     """The forward number of the autograd node that runs now, None outside of backward."""
     node = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+_NODE_OF_OP = re.compile(r"([A-Z]\w*?)Backward\d+")
+
+
+def differentiated_op() -> str:
+    """The op whose gradient the autograd node that runs now computes, as `log`; empty if it is no op of torch.
+
+    What: the name of the node. Degraded path: reports on gradients that are not finite do not name the op.
+    """
+    node = torch._C._current_autograd_node()
+    found = None if node is None else _NODE_OF_OP.fullmatch(node.name())
+    return "" if found is None else re.sub(r"(?<!^)(?=[A-Z])", "_", found[1]).lower()
 
 
 @contextmanager

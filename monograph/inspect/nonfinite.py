@@ -17,7 +17,7 @@ from monograph.inspect.nonfinite_report import Named, Nonfinite, NonfiniteReport
 from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.meta import UPDATE_PHASE, labels, needed_by, origin, output_nodes
-from monograph.ir.ops.overflow import Exit, Span, divisor, exit_of, is_floating
+from monograph.ir.ops.overflow import Exit, Span, divisor, exit_of, is_floating, nan_of_infinities, remedy
 from monograph.ir.port import Role
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
@@ -208,9 +208,9 @@ class _Search:
         return tuple(map(self.described, sorted(found, key=_writes_infinity)))
 
     def hint(self, node: fx.Node) -> str:
-        """What to do where an op overflows since parameters are large, or in the update itself."""
+        """What to do: against an update or parameters that have become large, or what to write for the op."""
         if (found := self._exits.get(node)) is None or not found.is_overflow:
-            return ""
+            return remedy(node, found, made_nan=self.made_nan(node))
         if origin(node).phase == UPDATE_PHASE:
             return "the update overflows: clip the gradients, or lower the learning rate"
         needed, sizes = needed_by([node]), dict[str, float]()
@@ -220,7 +220,7 @@ class _Search:
                 sizes[port.path] = max(-seen.low, seen.high)
         path = max(sizes, key=lambda path: sizes[path], default="")
         if not path or sizes[path] < _LARGE:
-            return ""
+            return remedy(node, found, made_nan=False)
         return (
             f"{path} reaches {sizes[path]:.3g} before the step: if it has grown in training, "
             "lower the learning rate or clip the gradients"
@@ -284,9 +284,14 @@ class _Search:
             roles.get(node.name) in (Role.PARAM, Role.BUFFER, Role.STATE),
             tuple(self._named(item) for item in self._inputs() if item in infinite),
             tuple(place_text(call_text(item), origin(item)) for item in written if item is not but),
-            _of_its_number(node) or ("" if found is None else found.text),
+            _of_its_number(node) or (self._of_infinities(node, made) if found is None else found.text),
             self._reached_from(node),
         )
+
+    def _of_infinities(self, node: fx.Node, made: Summary) -> str:
+        operands = [self._ranges[item] for item in node.all_input_nodes]
+        is_known = made.num_nan and any(item.num_inf for item in operands)
+        return nan_of_infinities(node) if is_known and not any(item.num_nan for item in operands) else ""
 
     def _reached_from(self, node: fx.Node) -> tuple[str, ...]:
         found, pending = set[fx.Node](), [node]

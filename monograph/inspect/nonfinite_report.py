@@ -52,7 +52,8 @@ class Nonfinite(Displayed):
         if self.where.file:
             lines.append(f'  at "{self.where.file}", line {self.where.line}')
         if self.op and (self.where.module or self.where.phase):
-            lines.append(f"  in {self.where.module or 'build()'} ({self.where.phase})")
+            of = f": the gradient of {self.where.gradient_of}" if self.where.gradient_of else ""
+            lines.append(f"  in {self.where.module or 'build()'} ({self.where.phase}{of})")
         lines += [f"  from {operand}" for operand in self.operands]
         lines.append(f"  made {self.made}" if self.op else f"  {self.made}")
         lines += [f"  {self.reason}"] * bool(self.reason)
@@ -77,7 +78,7 @@ class NonfiniteReport(Displayed):
     nan: Nonfinite | None = None  # the first op that makes a NaN, where `found` makes an infinity
     state: tuple[str, ...] = ()  # the part of `reached` that is new state
     spared: str = ""  # "the results stay" or "the new state stays", where all of these are finite
-    hint: str = ""  # what to do, where values that have grown are the cause
+    hint: str = ""  # what to do
     meant: tuple[str, ...] = ()  # results and state with infinities that came in or that the code writes
     inside: tuple[Nonfinite, ...] = ()  # of a step that is ok: ops whose NaN or infinity reaches nothing
 
@@ -118,7 +119,7 @@ class NonfiniteReport(Displayed):
                 if item.reaches and set(item.reaches) != set(self.reached):
                     yield f"  it reaches {_some(item.reaches)}"
         if self.hint:
-            yield self.hint
+            yield f"hint: {self.hint}"
 
 
 def _some(places: Sequence[str]) -> str:

@@ -29,11 +29,15 @@ class Summary:
         return not self.num_nan and not self.num_inf
 
     def __str__(self) -> str:
-        parts = [] if self.low is None else [f"{self.low:.6g}"]
-        if self.low != self.high:
-            parts = [f"{self.low:.6g} to {self.high:.6g}"]
-            parts += [] if self.mean is None else [f"mean {self.mean:.6g}"]
-        parts += [f"{n} {what}" for n, what in ((self.num_nan, "NaN"), (self.num_inf, "Inf")) if n]
+        parts = [f"{n} {what}" for n, what in ((self.num_nan, "NaN"), (self.num_inf, "Inf")) if n]
+        others = "the others " if parts else ""
+        if self.low is not None:
+            parts += [
+                others
+                + (f"{self.low:.6g}" if self.low == self.high else f"{self.low:.6g} to {self.high:.6g}")
+            ]
+        if self.low != self.high and self.mean is not None:
+            parts += [f"mean {self.mean:.6g}"]
         return f"{self.form} {', '.join(parts)}".rstrip()
 
 

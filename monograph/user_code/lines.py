@@ -38,6 +38,9 @@ class Origin:
     # the region of activation checkpointing that it is in, by number; 0 for none
     region: int = field(default=0, compare=False, repr=False)
     again: bool = field(default=False, compare=False, repr=False)  # computed again, in backward
+    gradient_of: str = field(
+        default="", compare=False, repr=False
+    )  # in backward the op that is differentiated
 
     def is_in(self, module: str) -> bool:
         """True for a module and for those inside of it."""

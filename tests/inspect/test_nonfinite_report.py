@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_the_nan_that_comes_of_an_overflow() -> None:
     assert any(operand.value.num_inf for operand in report.nan.operands)
     assert report.state == ("model.fc.weight", "model.fc.bias")
     assert report.found.reason.startswith("exp overflows f32 above 88.7228, and the largest input is ")
-    assert not report.hint  # no parameter is large
+    assert report.hint.startswith("torch.log_softmax()")  # no parameter is large
     text = str(report)
     assert text.index("the first Inf is made by aten.exp") < text.index("the first NaN is made by aten.div")
 
@@ -221,6 +222,46 @@ def test_the_reason_of_a_gradient_at_0(function: Callable[[Tensor], Tensor], rea
     report = graph.find_nonfinite(batch(), torch.zeros(8, 1))
     assert report.found is not None, str(report)
     assert report.found.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("function", "of", "hint"),
+    [
+        (torch.sqrt, "sqrt", "torch.sqrt(x + 1e-12) has a finite gradient"),
+        (lambda x: (x + 1).acos(), "acos", "torch.acos(x.clamp(-1 + 1e-6, 1 - 1e-6))"),
+        (lambda x: x.abs() ** 0.25, "pow", "(x + 1e-12) ** n has a finite gradient"),
+        (
+            lambda x: torch.where(x > 0, x.log(), 0),
+            "log",
+            "choose the input too, as in torch.where(x > 0, torch.log(",
+        ),
+    ],
+)
+def test_a_gradient_names_its_op_and_what_to_write(
+    function: Callable[[Tensor], Tensor], of: str, hint: str
+) -> None:
+    graph = train(Layer(lambda x: function(x * 0.0)))
+    report = graph.find_nonfinite(batch(), torch.full((8, 1), 9.0))
+    assert report.found is not None, str(report)
+    assert f"(backward: the gradient of {of})" in str(report)
+    assert hint in report.hint
+    assert str(report).endswith(f"hint: {report.hint}")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason", "hint"),
+    [
+        (lambda x: x.log() * x, "0 * Inf is NaN", "torch.where(mask, x, 0) chooses"),
+        (lambda x: x.masked_fill(x < 1, -math.inf).softmax(0), "a row of nothing but -Inf", "in each row"),
+        (lambda x: 1 / (x * 0), "it divides by 0", "torch.where(x == 0, 1, x)"),
+    ],
+)
+def test_what_to_write_for_an_op(function: Callable[[Tensor], Tensor], reason: str, hint: str) -> None:
+    report = mg.trace(lambda x: function(x).sum()).find_nonfinite(torch.zeros(3))
+    named = report.nan or report.found
+    assert named is not None, str(report)
+    assert named.reason.startswith(reason)
+    assert hint in report.hint or named is report.nan
 
 
 def test_a_learning_rate_that_is_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -200,6 +200,10 @@ def test_the_graph_is_configured_and_looked_at(tmp_path: Path) -> None:
     assert made.graph.backend == "aten"
     inputs = {key: torch.stack([row[key] for row in rows(4)]) for key in ("input_ids", "labels")}
     assert made.graph.verify(inputs, None, True).ok
+    explained = str(made.graph.explain())
+    assert "values in classes, functions and globals of transformers, which build.guards.texts()" in explained
+    assert "GPT2PreTrainedModel." not in explained
+    assert "PreTrainedModel." in "\n".join(made.graph.builds[0].guards.texts())
     made.train()
     assert made.graph.backend == "aten"
 

@@ -12,7 +12,7 @@ GUARD_TESTS = (
 GUARDS: tuple[Mutation, ...] = (
     Mutation("capture/guards", "self._take().tobytes() != self._words", "False", GUARD_TESTS, file="capture/guards/flat", is_new=True),
     Mutation("capture/guards", "if id(source.entries) in self.growing:", "if False:", ("capture/guards/sources/test_known_reads.py",), file="capture/guards/sources/reach/recorded", is_new=True),
-    Mutation("capture/guards", "if (id(item.owner), n) not in touched]", "if True]", ("capture/guards/sources/test_known_reads.py",), file="capture/guards/sources/reads", is_new=True),
+    Mutation("capture/guards", "if (id(owner), name) not in touched]", "if True]", ("capture/guards/sources/test_known_reads.py",), file="capture/guards/sources/reads", is_new=True),
     Mutation("capture/guards", "return self.metadata(*self.tensors) and bool(", "return bool(", GUARD_TESTS, file="capture/guards/flat", is_new=True),
     Mutation("capture/guards", " and bool(self.read_pointers() == self.pointers)", "", GUARD_TESTS, file="capture/guards/flat", is_new=True),
     Mutation("capture/guards", "or not all(map(is_, chain.from_iterable(self._lists), self._items))", "", GUARD_TESTS, file="capture/guards/flat", is_new=True),
@@ -48,7 +48,7 @@ GUARDS: tuple[Mutation, ...] = (
     Mutation("capture/guards/sources", "    (Twister, Reader(Twister.getstate, Twister.setstate)),\n", "", GUARD_TESTS, file="capture/guards/sources/hidden", is_new=True),
     Mutation("capture/guards/sources", "        return _ITERATOR\n", "        return None\n", GUARD_TESTS, file="capture/guards/sources/hidden", is_new=True),
     Mutation("capture/guards/sources", "            return _NUMPY[cls.__name__]\n", "            return None\n", GUARD_TESTS, file="capture/guards/sources/hidden", is_new=True),
-    Mutation("capture/guards/sources", "return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN", "return Verdict.TAKEN", GUARD_TESTS, file="capture/guards/sources/reach/reach", is_new=True),
+    Mutation("capture/guards/sources", "return Verdict.FOLLOWED if computed and code not in BY_NAME else Verdict.TAKEN", "return Verdict.TAKEN", GUARD_TESTS, file="capture/guards/sources/reach/reach", is_new=True),
     Mutation("capture/guards/sources", "                self._recorded.add(Closure(", "                (lambda _: None)(Closure(", GUARD_TESTS, file="capture/guards/sources/reach/functions", is_new=True),
     Mutation("capture/guards/sources", "            elif own and found is not ABSENT:", "            elif False:", GUARD_TESTS, file="capture/guards/sources/reach/modules", is_new=True),
     Mutation("capture/guards/sources", "            self._recorded.add(Content(label, value))", "            pass", GUARD_TESTS, file="capture/guards/sources/reach/objects", is_new=True),

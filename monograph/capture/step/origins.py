@@ -26,6 +26,7 @@ from monograph.capture.tensors.checkpoint_regions import mark_region
 from monograph.compat.autograd import (
     accumulating_variable,
     backward_sequence_number,
+    differentiated_op,
     sequence_number,
     watch_gradient,
 )
@@ -147,7 +148,8 @@ class OriginRecorder:
             found = self._by_number[self._numbers[max(index, 0)]]
         found = found or Origin()
         own = user_place_in_backward(frame) or found
-        return Origin(own.file, own.line, found.module, "backward", found.stack)
+        place = own.file, own.line, found.module, "backward", found.stack
+        return Origin(*place, gradient_of=differentiated_op())
 
     @contextmanager
     def phase(self, phase: str, what: str = "") -> Iterator[None]:

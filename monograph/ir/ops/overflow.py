@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import OpOverload, packet_name
-from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, metas, origin, value
 
 
@@ -71,6 +70,56 @@ _ONE_SIDED: Final = frozenset({"exp", "expm1", "exp2"})  # finite below any limi
 _DIVISIONS: Final = {"div": 1, "reciprocal": 0}  # the position of the divisor
 # in a sum of products: how far below the root of the largest number they may begin to overflow
 _TERMS: Final = 4096
+_WITHOUT_GRADIENT_AT_ZERO: Final = frozenset({"sqrt", "log", "log2", "log10", "pow"})
+# what to write for an op that divides by 0 or has no value for its input, or for an op with such a gradient
+_REMEDIES: Final = {
+    "sqrt": "torch.sqrt(x + 1e-12) has a finite gradient, and torch.linalg.vector_norm(x) in place of torch.sqrt(x.square().sum())",
+    "rsqrt": "torch.rsqrt(x + 1e-12) is finite",
+    "pow": "(x + 1e-12) ** n has a finite gradient",
+    "linalg_eigh": "eigenvectors have a gradient only where all eigenvalues differ",
+    "linalg_svd": "singular vectors have a gradient only where all singular values differ",
+    **{op: f"torch.{op}(x.clamp(min=1e-12)) is finite" for op in ("log", "log2", "log10")},
+    **{
+        op: f"torch.{op}(x.clamp(-1 + 1e-6, 1 - 1e-6)) has a finite gradient"
+        for op in ("acos", "asin", "atanh")
+    },
+    **dict.fromkeys(
+        ("div", "reciprocal"),
+        "y / (x + 1e-12) is finite for x of 0 or more, y / torch.where(x == 0, 1, x) for all",
+    ),
+}
+_FOR_OVERFLOW: Final = {"exp": "torch.log_softmax() and torch.logsumexp() do not overflow where exp() does"}
+_OTHER_BRANCH: Final = (
+    "the gradient is 0 there, as where torch.where() takes the other value, and 0 / 0 is NaN: choose the input too, "
+    "as in torch.where(x > 0, {op}(torch.where(x > 0, x, 1)), 0)"
+)
+# of ops that make a NaN of infinities: why, and what to write
+_ROWS: Final = ("a row of nothing but -Inf has no softmax", "leave at least one finite number in each row")
+_PRODUCTS: Final = ("0 * Inf is NaN, and so is Inf - Inf", "")
+_OF_INFINITIES: Final = {
+    "mul": ("0 * Inf is NaN", "torch.where(mask, x, 0) chooses, where x * mask multiplies"),
+    "div": ("Inf / Inf is NaN", ""),
+    **dict.fromkeys(("add", "sub", "sum", "mean"), ("Inf - Inf is NaN", "")),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "dot", "mv"), _PRODUCTS),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _ROWS),
+}
+
+
+def nan_of_infinities(node: fx.Node) -> str:
+    """Why an op with infinities and no NaN among its inputs gives a NaN, in words; empty where that is not known."""
+    return _OF_INFINITIES.get(_name(node), ("", ""))[0]
+
+
+def remedy(node: fx.Node, exit_: Exit | None, *, made_nan: bool) -> str:
+    """What to write instead, so that an op or the gradient of one is finite; empty where no general rule is known."""
+    of, name = origin(node).gradient_of, _name(node)
+    if exit_ is None:
+        return _OF_INFINITIES.get(name, ("", ""))[1] if made_nan else ""
+    if exit_.is_overflow:
+        return _FOR_OVERFLOW.get(name, "")
+    if made_nan and of in _WITHOUT_GRADIENT_AT_ZERO:
+        return _OTHER_BRANCH.format(op="f" if of == "pow" else f"torch.{of}")
+    return _REMEDIES.get(of or name, "")
 
 
 def divisor(node: fx.Node) -> fx.Node | None:
@@ -98,8 +147,8 @@ def exit_of(node: fx.Node, spans: Mapping[fx.Node, Span]) -> Exit | None:
         )
     nearest = spans[below].nearest_to_zero if below is not None and below in spans else None
     if nearest == 0.0:
-        of_root = below is not None and origin(node).phase == "backward" and _is_root(below)
-        more = ": sqrt of 0 has no finite gradient" if of_root else ""
+        of = origin(node).gradient_of
+        more = f": {of} of 0 has no finite gradient" if of in _WITHOUT_GRADIENT_AT_ZERO else ""
         return Exit(f"it divides by 0{more}", is_overflow=False)
     near = _near_the_end(made, [span for item, span in spans.items() if is_floating(item)])
     if near is None and nearest is not None:
@@ -118,13 +167,6 @@ def _domain(node: fx.Node, name: str) -> _Domain | None:
     if exponent is None or exponent.is_integer():
         return _DOMAINS.get(name)
     return _ABOVE_ZERO if exponent < 0.0 else _FROM_ZERO
-
-
-def _is_root(node: fx.Node) -> bool:
-    """True of what sqrt gave, or a number times that."""
-    while len(node.all_input_nodes) == 1 and (_name(node) == "mul" or is_view(node)):
-        (node,) = node.all_input_nodes
-    return _name(node) == "sqrt"
 
 
 def _near_the_end(made: TensorMeta, spans: Sequence[Span]) -> Exit | None:
