@@ -1,11 +1,13 @@
-"""What the site needs besides docs/: the pages at the top of the repository, the notebook, and links that are right in both places.
+"""What the site needs besides docs/: pages at the top of the repository, the notebook, the examples, and links that are right in both places.
 
 MkDocs calls these functions; mkdocs.yml names this file.
 """
 
+import difflib
 import json
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -19,6 +21,7 @@ TOP_PAGES = {  # in the repository, and on the site, where README.md would be th
     **{name: name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")},
 }
 TABLES = ("alignment-table", "benchmarks", "oneflow-names", "zoo")  # found by their names, not by each row
+LANGUAGES = {".py": "python", ".cpp": "cpp", ".h": "cpp", ".txt": "cmake"}
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -38,7 +41,33 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         text = (ROOT / name).read_text()
         content = notebook_page(text) if name.endswith(".ipynb") else text
         files.append(File.generated(config, uri, content=content))
+    for name in example_pages():
+        files.append(File.generated(config, f"{name}.md", content=code_page(name)))
     return files
+
+
+def example_pages() -> Iterator[str]:
+    """The scripts and the folders of examples that have a page on the site."""
+    for path in sorted((ROOT / "examples").rglob("*")):
+        if (path.is_dir() and path.name != "__pycache__") or path.suffix in LANGUAGES:
+            yield path.relative_to(ROOT).as_posix()
+
+
+def code_page(name: str) -> str:
+    """A page with the code of a script, or of all files in a folder; of a ported script also what has changed in it."""
+    path = ROOT / name
+    files = [path] if path.is_file() else sorted(item for item in path.iterdir() if item.suffix in LANGUAGES)
+    parts = [f"# `{name}`"]
+    before = path.parent.parent / "eager" / path.name
+    if path.parent.name == "graph" and before.exists():
+        texts = (item.read_text().splitlines(keepends=True) for item in (before, path))
+        names = (item.relative_to(ROOT).as_posix() for item in (before, path))
+        parts.append(f"What has changed:\n\n```diff\n{''.join(difflib.unified_diff(*texts, *names))}```")
+        parts.append("The whole script:")
+    for item in files:
+        parts += [f"## `{item.name}`"] * path.is_dir()
+        parts.append(f"```{LANGUAGES[item.suffix]}\n{item.read_text().rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def notebook_page(text: str) -> str:
@@ -56,7 +85,7 @@ def notebook_page(text: str) -> str:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links as the site has them; generated tables and decisions are not searched."""
     uri = page.file.src_uri
-    if uri.startswith(("decisions/", *TABLES)):
+    if uri.startswith(("decisions/", "examples/", *TABLES)):
         page.meta["search"] = {"exclude": True}
     if uri == "errors.md":  # long lines are broken, docs/site.css
         markdown = markdown.replace("```text\n", "``` { .text .broken-lines }\n")
@@ -77,6 +106,8 @@ def _link(link: "re.Match[str]", place: str, uri: str) -> str:
     if re.match("[a-z]+:", target):
         return link.group()
     found = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
+    if found in example_pages():
+        return f"[{text}]({posixpath.relpath(f'{found}.md', posixpath.dirname(uri) or '.')})"
     if found not in TOP_PAGES and not found.startswith("docs/"):
         return str(text)  # code, which is in the repository only
     there = posixpath.relpath(

@@ -69,9 +69,24 @@ def test_links_are_right_on_the_site() -> None:
     from tools.site_pages import links_on_site as links
 
     assert links("[all](../ARCHITECTURE.md#layers)", "index.md") == "[all](ARCHITECTURE.md#layers)"
-    assert links("[`C`](../examples/cpp), [x](https://a.b/c)", "deployment.md") == "`C`, [x](https://a.b/c)"
+    assert links("[`C`](../tests/cpp), [x](https://a.b/c)", "deployment.md") == "`C`, [x](https://a.b/c)"
+    assert links("[`C`](../examples/cpp)", "deployment.md") == "[`C`](examples/cpp.md)"
+    assert links("[it](../../examples/gan.py)", "integrations/a.md") == "[it](../examples/gan.py.md)"
     assert links("[limits](docs/limits.md)", "about.md") == "[limits](limits.md)"
     assert (
         links("[sizes](../varying-sizes.md#cost)", "decisions/0066.md") == "[sizes](../varying-sizes.md#cost)"
     )
     assert links("```\n[a](../README.md)\n```\n", "index.md") == "```\n[a](../README.md)\n```\n"
+
+
+def test_the_site_shows_the_code_of_examples() -> None:
+    pytest.importorskip("mkdocs")
+    from tools.site_pages import code_page, example_pages
+
+    pages = list(example_pages())
+    assert {"examples/gan.py", "examples/oneflow", "examples/ported/graph/mnist.py"} <= set(pages)
+    assert "class " in code_page("examples/gan.py")
+    assert "## `train.cpp`" in code_page("examples/cpp")
+    ported = code_page("examples/ported/graph/mnist.py")
+    assert "\n-        optimizer.zero_grad()" in ported
+    assert ported.count("```python\n") == 1
