@@ -8,8 +8,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
+from torch import nn
 
 import monograph as mg
+from monograph.inspect.memory.chart import phase_of, widths
 from monograph.inspect.memory.picture import Label, Picture, Rectangle
 from tests.inspect.faults import Step, batch
 
@@ -47,6 +50,18 @@ def test_a_step_of_many_ops_has_a_column_for_each_pixel(tmp_path: Path) -> None:
     root = ElementTree.parse(tmp_path / "memory.svg").getroot()
     assert 300 < len(list(root.iter(f"{SVG}rect"))) < 700
     assert "the peak" in [item.text for item in root.iter(f"{SVG}title")]
+
+
+def test_numbers_of_the_optimizer_take_little_of_the_width() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.AdamW(model.parameters()))
+    step.config.set_memory_budget("0.6x")
+    report = step.memory(mg.spec((512, 64)), mg.spec((512, 64)))
+    found = dict.fromkeys(("forward", "backward", "update", "computed again"), 0.0)
+    for point, width in zip(report.timeline, widths(report.timeline, report.total_bytes), strict=True):
+        found[phase_of(point)] += width
+    assert found["update"] < 0.3 * sum(found.values())
+    assert 0 < found["computed again"] < found["backward"]
 
 
 def test_a_step_that_holds_nothing_is_drawn(tmp_path: Path) -> None:

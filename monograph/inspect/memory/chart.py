@@ -12,7 +12,8 @@ from monograph.inspect.memory.picture import Label, Picture, Rectangle
 from monograph.inspect.memory.point import Point
 from monograph.ir.text import bytes_text, shortened
 
-_PHASES: Final = {"forward": "#8ce99a", "backward": "#ffa8a8", "update": "#b197fc"}
+_AGAIN: Final = "computed again"
+_PHASES: Final = {"forward": "#8ce99a", "backward": "#ffa8a8", _AGAIN: "#ffd43b", "update": "#b197fc"}
 _KINDS: Final = {
     "parameters": "#74c0fc",
     "optimizer state": "#4dabf7",
@@ -35,6 +36,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 640, 56, 360  # of the curve
 _BARS, _BARS_END, _ROW = 672, 944, 30
 _LETTERS: Final = 92  # in a line below the title
 _TICKS: Final = 5
+_STILL: Final = 0.005  # of the peak: ops that change less are narrow
+_NARROW: Final = 0.02
 
 
 class Charted(Protocol):
@@ -106,7 +109,7 @@ def _curve(picture: Picture, report: Charted) -> None:
         ]
         picture.labels.append(Label(at + 14, _BOTTOM + 40, note, _DIM))
         at += 170
-    columns = list(_columns(report.timeline))
+    columns = list(_columns(report.timeline, top))
     for column in columns:
         most = height(column.point.running_bytes)
         color, note = _PHASES.get(column.phase, _OTHER), _place(column.point)
@@ -118,14 +121,37 @@ def _curve(picture: Picture, report: Charted) -> None:
         picture.rectangles.append(Rectangle(peak.x, y - 6, max(peak.width, 2), 6, _MARK, "the peak"))
 
 
-def _columns(timeline: Sequence[Point]) -> Iterator[_Column]:
-    """One for each pixel at most; neighbours that hold the same are one."""
-    width = (_RIGHT - _LEFT) / max(len(timeline), 1)
-    per_column = max(1, math.ceil(1 / width))
-    for start in range(0, len(timeline), per_column):
-        points = timeline[start : start + per_column]
-        most = max(points, key=lambda point: point.running_bytes)
-        yield _Column(_LEFT + start * width, len(points) * width, most.where.phase, most)
+def phase_of(point: Point) -> str:
+    """The phase of an op, or that it computes something again."""
+    return _AGAIN if point.where.again else point.where.phase
+
+
+def widths(timeline: Sequence[Point], most: int) -> list[float]:
+    """How wide ops are, compared with each other: those that change little of what is held, such as single numbers, are narrow.
+
+    `most` is what is held at the peak, in bytes.
+    """
+    before = [0, *(point.running_bytes for point in timeline)]
+    return [
+        1.0 if abs(point.running_bytes - last) > _STILL * most else _NARROW
+        for point, last in zip(timeline, before, strict=False)
+    ]
+
+
+def _columns(timeline: Sequence[Point], most: int) -> Iterator[_Column]:
+    """One for each op; if there are more ops than pixels, one for each pixel at most."""
+    is_long = len(timeline) > _RIGHT - _LEFT
+    weights = widths(timeline, most)
+    scale = (_RIGHT - _LEFT) / max(sum(weights), _NARROW)
+    x, width = float(_LEFT), 0.0
+    points: list[Point] = []
+    for number, (point, weight) in enumerate(zip(timeline, weights, strict=True), 1):
+        points.append(point)
+        width += weight * scale
+        if width >= 1.0 or number == len(timeline) or not is_long:
+            highest = max(points, key=lambda item: item.running_bytes)
+            yield _Column(x, width, phase_of(highest), highest)
+            x, width, points = x + width, 0.0, []
 
 
 def _phases(picture: Picture, columns: Sequence[_Column]) -> None:
@@ -137,10 +163,10 @@ def _phases(picture: Picture, columns: Sequence[_Column]) -> None:
             Rectangle(run[0].x, _BOTTOM + 4, width, 6, _PHASES.get(phase, _OTHER), phase or "other ops")
         )
     for index, phase in enumerate(dict.fromkeys(column.phase for column in columns if column.phase)):
-        x = _LEFT + 90 * index
+        x = _LEFT + 110 * index
         picture.rectangles.append(Rectangle(x, _BOTTOM + 17, 8, 8, _PHASES.get(phase, _OTHER)))
         picture.labels.append(Label(x + 14, _BOTTOM + 24, phase, _DIM))
-    picture.labels.append(Label(_RIGHT, _BOTTOM + 40, "op by op", _DIM, at_end=True))
+    picture.labels.append(Label(_RIGHT, _BOTTOM + 40, "op by op, small ones narrow", _DIM, at_end=True))
 
 
 def _ticks(top: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.diff import diff_text
+from monograph.inspect.memory.chart import phase_of, widths
 from monograph.inspect.memory.reading import memory_report
 from monograph.inspect.memory.report import MemoryReport
 from monograph.inspect.pages.modules import StepSummary, amount
@@ -106,9 +107,10 @@ def _held(memory: MemoryReport) -> dict[str, Any]:
     return {
         "about": str(memory).partition("\n\n")[0],
         "points": [
-            [point.op, point.running_bytes, str(point.where), point.where.phase, point.where.module]
+            [point.op, point.running_bytes, str(point.where), phase_of(point), point.where.module]
             for point in memory.timeline
         ],
+        "widths": widths(memory.timeline, memory.total_bytes),
         "held": memory.state_bytes + memory.argument_bytes,
         "kinds": list(memory.by_kind().items()),
         "modules": [
