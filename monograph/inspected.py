@@ -227,7 +227,9 @@ def draw(self: Any, path: str | Path, *, module: str | None = None, depth: int |
     """
     from monograph.inspect.pages.draw import draw
 
-    draw(path, internals_of(self).newest().stages[0].program, module, depth)
+    inside = internals_of(self)
+    kinds = {path: type(item).__name__ for path, item in inside.owned().named_modules().items()}
+    draw(path, inside.newest().stages[0].program, module, depth, kinds)
 
 
 class StepCount:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import getitem
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -61,9 +62,14 @@ class Panel:
     num_folded: int
 
 
-def panels(program: Program, module: str | None, depth: int | None) -> list[Panel]:
-    """The phases of a module, or of the whole step, in their order; none if it has no ops."""
-    known = _Known(program)
+def panels(
+    program: Program, module: str | None, depth: int | None, kinds: Mapping[str, str] = MappingProxyType({})
+) -> list[Panel]:
+    """The phases of a module, or of the whole step, in their order; none if it has no ops.
+
+    `kinds` are the names of the classes of modules, by path.
+    """
+    known = _Known(program, kinds)
     found: dict[str, list[fx.Node]] = {}
     for node in program.graph.nodes:
         if node.op == "call_function" and (module is None or origin(node).is_in(module)):
@@ -168,7 +174,8 @@ def _open(group: _Group, depth: int | None) -> None:
 class _Known:
     """What each op reads, past the views."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, kinds: Mapping[str, str]) -> None:
+        self._kinds = kinds
         placeholders = program.graph.find_nodes(op="placeholder")
         self.ports = dict(zip(placeholders, program.inputs, strict=True))
         self._sources: dict[fx.Node, Mapping[fx.Node, int]] = {}
@@ -210,6 +217,7 @@ class _Known:
     def _box(self, item: _Group | fx.Node, around: _Group, phase: str) -> Box:
         if isinstance(item, _Group):
             last = item.path.removeprefix(f"{around.path}.") if around.path else item.path
+            last += f" ({kind})" if (kind := self._kinds.get(item.path)) else ""
             if item.is_open:
                 box = self.framed(item, phase)
                 box.lines = [last]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,13 @@ _LEGEND, _BETWEEN = 48, 40  # the height of the legend, and what is between two 
 _LEAST, _MOST = 1.0, 7.0  # widths of arrows
 
 
-def draw(path: str | Path, program: Program, module: str | None, depth: int | None) -> None:
-    """Write a drawing of the ops of `module` (of the whole step for None), with what they read from outside of it."""
+def draw(
+    path: str | Path, program: Program, module: str | None, depth: int | None, kinds: Mapping[str, str]
+) -> None:
+    """Write a drawing of the ops of `module` (of the whole step for None), with what they read from outside of it.
+
+    `kinds` are the names of the classes of modules, by path.
+    """
     target = Path(path)
     if target.suffix not in (".dot", ".svg"):
         raise DefinitionError(
@@ -36,7 +41,7 @@ def draw(path: str | Path, program: Program, module: str | None, depth: int | No
             f"draw(depth={shown(depth)})", hint="how many levels of modules are opened, from 0 on"
         )
     whole = inline_parts(program)
-    found = panels(whole, module, depth)
+    found = panels(whole, module, depth, kinds)
     if not found:
         raise no_ops_in(str(module), {origin(node).module for node in whole.graph.nodes})
     target.write_text(_dot(found) if target.suffix == ".dot" else _svg(found, module))
