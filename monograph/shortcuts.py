@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from monograph import inspected
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import names_of
+from monograph.compat.modules import takes_what_forward_takes
 from monograph.errors import DefinitionError, SignatureError
 from monograph.graph import Graph
 from monograph.internals.internals import internals_of
@@ -189,6 +190,9 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Those of a function; for a module those of its `forward`, if no hook stands before it."""
+    if isinstance(function, nn.Module) and takes_what_forward_takes(function):
+        function = function.forward
     try:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # functions of torch that are made in C do not say

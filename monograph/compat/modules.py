@@ -90,6 +90,11 @@ def copy_versions(state: Any, to: Any) -> None:
 MODULE_HOOK_FIELDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+def takes_what_forward_takes(module: nn.Module) -> bool:
+    """True if a module hands its arguments to `forward` as they are: no hook of its own is called before."""
+    return not getattr(module, MODULE_HOOK_FIELDS[0], None) and type(module).__call__ is nn.Module.__call__
+
+
 def global_hooks() -> list[dict[int, Any]]:
     """The tables of hooks that run for every module and every optimizer."""
     module, optimizer = torch.nn.modules.module, importlib.import_module("torch.optim.optimizer")

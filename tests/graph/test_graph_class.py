@@ -292,6 +292,22 @@ def test_trace_of_a_module_and_of_a_method():
         mg.trace(3)
 
 
+def test_a_graph_of_a_module_calls_its_arguments_as_forward_does():
+    class Scaled(nn.Module):
+        def forward(self, points, scale=2.0):
+            return points * scale
+
+    step = mg.trace(Scaled())
+    assert_same(step(torch.ones(2)), torch.full((2,), 2.0))
+    assert_same(step(points=torch.ones(3)), torch.full((3,), 2.0))
+    assert "argument points is a tensor (3,)" in step.builds[1].reason
+    with pytest.raises(mg.SignatureError, match=r"does not fit build\(points, scale=2.0\)"):
+        step(torch.ones(2), 2.0, None)
+    model = Scaled()
+    model.register_forward_pre_hook(lambda module, args: (args[0][0], args[0][1]))
+    assert_same(mg.trace(model)((torch.ones(2), 4.0)), torch.full((2,), 4.0))
+
+
 def test_all_names_of_attributes_but_one_are_the_users():
     class Own(mg.Graph):
         _counter = 5
