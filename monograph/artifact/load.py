@@ -13,8 +13,16 @@ from monograph.checkpoint.manifest import ARTIFACT
 from monograph.checkpoint.ranks.group import load_like, this_process
 from monograph.checkpoint.save import Checkpoint
 from monograph.checkpoint.steps.leases import HeldPath
-from monograph.errors import ArtifactError
+from monograph.errors import ArtifactError, CheckpointError
 from monograph.settings import BACKENDS
+
+# what reads files of other kinds, by their endings
+_READERS = {
+    ".onnx": "onnxruntime runs it, and mg.load_onnx_weights(path, module) reads its weights; to serve or load a graph, save it by "
+    "mg.save(graph, path)",
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch.load() reads it"),
+    ".safetensors": "safetensors.torch.load_file() reads it",
+}
 
 
 def load(
@@ -48,6 +56,8 @@ def load(
         if backend is not None:
             raise ArtifactError("a package is compiled already", hint="leave backend out")
         return load_package(path, trust=trust)
+    if path.suffix in _READERS and path.is_file():
+        raise CheckpointError(f'cannot load "{path}": Not a directory', hint=_READERS[path.suffix])
     if like is not None:
         checkpoint = load_like(path, like)
         _note_use(asked)

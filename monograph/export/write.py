@@ -28,7 +28,7 @@ def export_onnx(graph: Graph, path: str | os.PathLike[str], state: Mapping[str, 
 
     >>> mg.export_onnx(graph, "classifier.onnx", state={"epoch": 3})  # doctest: +SKIP
     """
-    path = Path(path)
+    path = _path_of("export_onnx", graph, path)
     return _export("export_onnx", graph, path, partial(write_onnx, path=path, state=state))
 
 
@@ -41,7 +41,7 @@ def export_triton(graph: Graph, path: str | os.PathLike[str]) -> Path:
 
     >>> mg.export_triton(graph, "repository/classifier")  # doctest: +SKIP
     """
-    path = Path(path)
+    path = _path_of("export_triton", graph, path)
     return _export("export_triton", graph, path, partial(write_triton, path=path))
 
 
@@ -57,9 +57,9 @@ def export_aoti(graph: Graph, path: str | os.PathLike[str]) -> Path:
     >>> mg.export_aoti(graph, "step.pt2")  # doctest: +SKIP
     >>> mg.load("step.pt2", trust=True)(x, y)  # doctest: +SKIP
     """
+    path = _path_of("export_aoti", graph, path)
     if not isinstance(graph, Graph):
         raise ArtifactError(f"export_aoti() got a {type(graph).__name__}", hint="give it a graph")
-    path = Path(path)
     inside = internals_of(graph)
     with (
         checkpoint.saving(path, ArtifactError),
@@ -69,6 +69,18 @@ def export_aoti(graph: Graph, path: str | os.PathLike[str]) -> Path:
     ):
         write_package(step, inside.settings, path)
     return path
+
+
+def _path_of(name: str, graph: object, path: object) -> Path:
+    """The path of a file to write. Raises ArtifactError where it is none, or where the two are the other way round."""
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    hint = (
+        f"write mg.{name}(graph, path): the graph comes first"
+        if isinstance(path, Graph)
+        else "give it a path"
+    )
+    raise ArtifactError(f"{name}() got a {type(path).__name__} as its path", hint=hint)
 
 
 def _export(name: str, graph: Graph, path: Path, write: Callable[[Exported], None]) -> Path:

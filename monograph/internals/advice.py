@@ -33,7 +33,7 @@ from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.varying import Varying, has_gaps
 from monograph.ir.text import shortened
 from monograph.sizes.expression import SMALLEST
-from monograph.user_code.lines import Origin, user_place_of
+from monograph.user_code.lines import Origin, makes_text, user_place_of
 
 _MANY_BUILDS: Final = 8  # from here on something probably changes at every call: said aloud, and again when there are twice as many
 _COST: Final = "the {count} builds so far have taken {seconds:.1f} s"
@@ -42,6 +42,7 @@ _LIMIT: Final = "these are {count} builds for one thing, and config.max_builds(n
 _DROP_LAST: Final = "DataLoader(..., drop_last=True)"
 _SHOWN: Final = 4  # sizes
 _NAMES_SETTING: Final = re.compile(r"(?<![\w.])config\.\w+\(")  # and not model.config.name
+_TEXT: Final = "{line} makes a text of it: make the text after the call, or leave it out"
 # what users can write otherwise, also beside what was said before
 _LEADING: Final = (Cause.VALUE, Cause.BRANCH)
 # where something besides sizes differs from each build that there is
@@ -201,7 +202,10 @@ def after_capture(build: Build, call: Call, *, drop_last: str) -> Build:
         return replace(build, reason=reason.advised(ALL_FURTHER.format(place=place)))
     varying = Varying.in_key(call.key)
     if reason.cause is Cause.SIZE and fixed and varying is not None:
-        line = _line(next(iter(fixed.values())))
+        where = next(iter(fixed.values()))
+        line = _line(where)
+        if makes_text(where):
+            return replace(build, reason=reason.advised(f"each size has a build: {_TEXT.format(line=line)}"))
         rest = varying.without(fixed)
         text = (
             _about_sizes(reason, f"{line} needs one size", drop_last)
@@ -321,7 +325,8 @@ def _why_fixed(reason: Reason, captured: Captured) -> str:
     taken = [found for path, found in captured.taken.items() if _word(path).search(place)]
     if taken or captured.why_plain in ("", place):
         where, function = taken[0] if taken else (None, "")
-        why = f"{_line(where)} {needs(reason, function)}"
+        is_text = where is not None and makes_text(where)
+        why = _TEXT.format(line=_line(where)) if is_text else f"{_line(where)} {needs(reason, function)}"
     else:
         why = (
             f"numbers stay what they are in this build ({captured.why_plain}); as a float argument it has one build, if the "

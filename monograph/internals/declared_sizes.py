@@ -15,6 +15,7 @@ from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.varying import Varying, by_numbers, declared, tied_to_names
 from monograph.settings import DynamicSize
+from monograph.user_code.lines import makes_text
 
 
 class FixedSizeError(CaptureError):
@@ -75,7 +76,9 @@ def _capture_declared(sizes: Iterable[DynamicSize], request: Request) -> Capture
         raise FixedSizeError(
             f"the step fixes size {dim} of argument {request.call.paths()[leaf]}, which was declared to vary",
             where=where,
-            hint="compute with the size and keep it out of branches, Python numbers and keys (of tables by length make one of the "
+            hint="make a text of the size after the call, or leave it out"
+            if makes_text(where)
+            else "compute with the size and keep it out of branches, Python numbers and keys (of tables by length make one of the "
             "largest, and cut it), or do not declare it",
         )
     return captured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
 import warnings
 from collections.abc import Container
@@ -23,6 +24,9 @@ class Frame(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.function!r} at {os.path.basename(self.file)!r}: line {self.line}"
+
+
+_MAKES_TEXT = re.compile(r"""\b[rR]?[fF][rR]?["']|\.format\(|\b(?:str|repr|print)\(|["'] %""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,11 @@ def stack_of(frame: FrameType | None, depth: int, *, only_user: bool) -> tuple[F
 def source_of(place: Origin) -> str:
     """The text of a line; empty if its file is not there."""
     return linecache.getline(place.file, place.line).strip() if place.file else ""
+
+
+def makes_text(place: Origin) -> bool:
+    """True for a line that makes a text of values, or prints them."""
+    return _MAKES_TEXT.search(source_of(place)) is not None
 
 
 def user_place_of(error: BaseException) -> Origin:

@@ -146,6 +146,9 @@ def test_what_cannot_be_saved(tmp_path):
         mg.save({"train": graph, "epoch": 1}, tmp_path / "a")
     with pytest.raises(mg.ArtifactError, match="one graph has one signature"):
         mg.save(graph, tmp_path / "a", signatures=("a", "b"))
+    with pytest.raises(mg.ArtifactError, match=r"export_onnx\(\) got a .* as its path") as caught:
+        mg.export_onnx(tmp_path / "model.onnx", graph)
+    assert "the graph comes first" in caught.value.hint
     with pytest.raises(mg.ArtifactError, match="got a int as its path"):
         mg.save(graph, 3)
     assert not (tmp_path / "a").exists()

@@ -205,6 +205,21 @@ def test_what_is_no_path_is_an_error(path):
         mg.save({}, path)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("m.onnx", "onnxruntime runs it"),
+        ("m.pt", "torch.load"),
+        ("m.safetensors", "load_file"),
+    ],
+)
+def test_a_file_of_another_kind_names_what_reads_it(name, hint, tmp_path):
+    (tmp_path / name).write_bytes(b"no archive")
+    with pytest.raises(mg.CheckpointError, match="Not a directory") as caught:
+        mg.load(tmp_path / name)
+    assert hint in caught.value.hint
+
+
 def test_no_checkpoint_yet(tmp_path):
     with pytest.raises(mg.CheckpointError) as caught:
         mg.load(mg.CheckpointManager(tmp_path).latest())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import CodeType, FrameType
 
+from monograph.compat.modules import BY_NAME
 from monograph.user_code.files import is_user_file
 
 # torch's tracing: it handles tensors and nodes, and reads no object of the user's
@@ -24,6 +25,11 @@ _OWN_STEPS = ("monograph.integrations", "monograph.shortcuts")
 # our own modules, optimizers and models, which are part of a step
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.cli.demo", "monograph.testing", *_OWN_STEPS)
 _OF_BLOCKS = "monograph.block"
+# what looks for one attribute in the dict of a graph, or says that it is not there
+_OF_GRAPHS = frozenset({"monograph.graph", "monograph.internals.registry", "monograph.errors"})
+_BY_NAME_OF_GRAPHS = frozenset(
+    {"__setattr__", "__delattr__", "__getattr__", "_initialised", "forget_module", "no_attribute"}
+)
 # modules of the standard library; the last has what later versions of it have
 STANDARD = (sys.stdlib_module_names - {"__main__"}) | {"typing_extensions"}
 _LIBRARIES = STANDARD | {"torch", "numpy", "monograph"}
@@ -62,6 +68,13 @@ def reading_frame(frame: FrameType) -> FrameType:
     while frame.f_globals.get("__name__") == _OF_BLOCKS and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def takes_apart(frame: FrameType) -> bool:
+    """True for code that gets at all attributes of an object, and not at one whose name it is given."""
+    code = frame.f_code
+    is_graphs = frame.f_globals.get("__name__") in _OF_GRAPHS and code.co_name in _BY_NAME_OF_GRAPHS
+    return not (is_graphs or code in BY_NAME)
 
 
 def is_standard(module: str) -> bool:

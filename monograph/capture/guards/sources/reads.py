@@ -18,10 +18,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph.capture.guards.sources.hidden import behind_proxy
-from monograph.capture.guards.sources.libraries import is_watched, reading_frame
+from monograph.capture.guards.sources.libraries import is_watched, reading_frame, takes_apart
 from monograph.capture.guards.sources.overlay import Overlay, Patch, put_on, real_attributes_of, taken_off
 from monograph.capture.guards.sources.values import CONTAINERS, is_namespace, is_plain, items_of
-from monograph.compat.modules import BY_NAME, MODULE_TABLES, SUBMODULES
+from monograph.compat.modules import MODULE_TABLES, SUBMODULES
 from monograph.compat.optimizers import attributes_of_optimizers
 from monograph.state.find import Owned
 from monograph.state.snapshot import Snapshot
@@ -320,7 +320,7 @@ def _spy(stack: ExitStack, cls: type, reads: Reads, thread: int, watched: Callab
 
     def spying_get(self: Any, name: str) -> Any:
         if name[:2] == "__" or here() != thread:
-            if here() != thread or (name in _WHOLE and sys._getframe(1).f_code not in BY_NAME):
+            if here() != thread or (name in _WHOLE and takes_apart(sys._getframe(1))):
                 exact.discard(id(self))
             return get(self, name)
         is_settled = (id(self), name) in settled

@@ -207,11 +207,15 @@ class Keeping(mg.Graph):
         self.model = model
         self.add_optimizer(torch.optim.SGD(model.parameters(), 0.1))
         self.seen: list[float] = []
-        self.verbose, self.unit = False, 1.0
+        self.verbose, self.unit, self.calls = False, 1.0, 0
 
     def build(self, x: torch.Tensor, keeps: bool = False) -> torch.Tensor:
         loss: torch.Tensor = self.model(x, keeps)
         loss.backward()
+        self.calls += 1
+        self.last = loss.detach()
+        if hasattr(self, "other"):
+            loss = loss * 2
         if keeps:
             self.seen.append(loss.item() * self.unit)
         if self.verbose:

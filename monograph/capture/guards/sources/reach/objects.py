@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import operator
+import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -123,7 +124,7 @@ class Objects:
             or kind in _DESCRIPTIONS
         ):
             return True
-        if any(isinstance_of(value, sink) for sink in _SINKS):
+        if any(isinstance_of(value, sink) for sink in _SINKS) or _shows_text(value):
             return True
         return value is not self._owner and is_tracing(str(kind.__module__))
 
@@ -211,3 +212,8 @@ class Objects:
         assert reader is not None
         self.weak.note(reader.read(value))
         self._recorded.add(Probe(label, value, reader))
+
+
+def _shows_text(value: Any) -> bool:
+    """True for the streams that a process prints to."""
+    return any(value is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
