@@ -61,7 +61,7 @@ class Recompute:
     to nothing, and more where a budget of memory asks for it, in as little time as possible.
 
     With `free_share`, as much as that share of the predicted time of the step pays for, whatever the budget; with
-    `cheap_share`, what is cheap up to that share of its work, where nothing else is asked. What is computed again has the same
+    `cheap_share`, what is cheap up to that share of its work, where nothing else is asked or that is enough. What is computed again has the same
     bits: random numbers are drawn once and kept. Raises PlanError if the budget cannot be held.
     """
 
@@ -142,12 +142,13 @@ class _Step:
         program = self.program.with_parts(tuple(parts.values()))
         inside = {name: peak_of(part) for name, part in parts.items()}
         problem = problem_of(program, inside)
-        if limit is None and free_share is None:
-            chosen = _held(problem, problem.forced)
+        if free_share is None:
+            units, chosen = problem.units, _held(problem, problem.forced)
             if self.cheap_share and chosen.peak >= LEAST_BYTES:
-                problem = problem_of(program, inside, is_cheap)
-                chosen = cheapest(problem, compute_nodes(program.graph), self.cheap_share)
-            return rewritten(program, problem.units, chosen.again)
+                cheap = problem_of(program, inside, is_cheap)
+                units, chosen = cheap.units, cheapest(cheap, compute_nodes(program.graph), self.cheap_share)
+            if limit is None or (self.cheap_share and chosen.peak + held <= limit):
+                return rewritten(program, units, chosen.again)
         curve = curve_of(problem, seconds_of(unit.node for unit in problem.units), problem.forced)
         chosen = curve.schedules[0]
         if free_share is not None:

@@ -119,6 +119,21 @@ def test_memory_says_what_a_share_is_of():
     assert "budget" not in str(trained(text_model, whole)[0].memory(*batch))
 
 
+@pytest.mark.parametrize("make", [text_model, patch_model])
+def test_a_budget_that_a_step_fits_anyway_changes_nothing(make: Callable[[], Made]) -> None:
+    def peak(budget: int | str | None) -> int:
+        (model, loss, x, y), optimizer = made(make)
+        step = mg.train_graph(model, loss, optimizer)
+        if budget is not None:
+            step.config.set_memory_budget(budget)
+        return step.memory(x, y).peak_bytes
+
+    default = peak(None)
+    (found,) = {peak(default), peak(10 * default), peak("4x")}
+    assert 0.99 * default < found <= default  # counters of the optimizer stand elsewhere
+    assert peak(default - 1000) < default
+
+
 def test_random_numbers_are_drawn_once():
     plain, few = (trained(text_model, budget)[0].builds[0].plan.program for budget in (None, "0.7x"))
     drawn = [
