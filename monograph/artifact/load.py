@@ -20,7 +20,6 @@ from monograph.settings import BACKENDS
 _READERS = {
     ".onnx": "onnxruntime runs it, and mg.load_onnx_weights(path, module) reads its weights; to serve or load a graph, save it by "
     "mg.save(graph, path)",
-    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch.load() reads it"),
     ".safetensors": "safetensors.torch.load_file() reads it",
 }
 

@@ -335,4 +335,4 @@ def existing(overwrite: bool) -> Refused:
     """The refusal of a path that is taken."""
     if overwrite:
         return Refused("it exists and is no directory", "remove it, or use another path")
-    return Taken("it exists already", "pass overwrite=True to replace a checkpoint, or use another path")
+    return Taken("it exists already", "pass overwrite=True to replace it, or use another path")

@@ -174,7 +174,7 @@ def _compare(exported: Exported, session: Any) -> None:
             error = _largest((made - wanted)[~same])
             if not error <= _TOLERANCE * max(largest, 1e-6):
                 raise Refused(
-                    f"onnxruntime gives another {name}: {error:.3g} from one of up to {largest:.3g}",
+                    f"onnxruntime gives another {name}: numbers of up to {largest:.3g} differ by up to {error:.3g}",
                     "was model.eval() forgotten? dropout and statistics of the batch differ from call to call",
                 )
 

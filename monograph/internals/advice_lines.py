@@ -69,7 +69,7 @@ _LENGTH: Final = (
     "fit into one tensor of a fixed size, as last = torch.zeros(n, *new.shape): last.copy_(torch.cat([last[1:], new.detach()[None]])); "
     "leave out the rows that are not filled yet, by a tensor that counts"
 )
-_EMPTIED: Final = "a new list has a build, and {place}.clear() has none where build() only appends to it; "
+_EMPTIED: Final = "a new list has a build, and {place}.clear() has none where build() only appends to it: write that for {place} = []"
 _GROWS: Final = (
     "; one that grows can have its last size from the beginning, and hold the last n rows: "
     "{place}.copy_(torch.cat([{place}, new])[-n:])"
@@ -205,8 +205,9 @@ def _about_values(reason: Reason) -> str:
         about = _DRAWN if _PYTHONS_NUMBERS.match(found[1]) else _CONTENT
         return about.format(place=found[1])
     if found := _OF_LENGTH.match(reason):
-        emptied = _EMPTIED if reason.endswith(" to 0") else ""
-        return (emptied + _LENGTH).format(place=found[1] or found[2] or found[3])
+        return (_EMPTIED if reason.endswith(" to 0") else _LENGTH).format(
+            place=found[1] or found[2] or found[3]
+        )
     if found := _OF_METRICS.match(reason):
         return _METRICS[found[2]].format(place=found[1])
     if " changed from absent to " in reason:

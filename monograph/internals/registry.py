@@ -150,8 +150,9 @@ class Registry:
             what for what in ("state_dict", "load_state_dict") if not callable(getattr(item, what, None))
         ]
         if not isinstance(name, str) or not name or name in self.registered or lacking:
+            kind = f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
             problem = (
-                f"a {type(item).__name__} has no {lacking[0]}()"
+                f"{kind} has no {lacking[0]}()"
                 if lacking
                 else f"{shown(name)} is registered already"
                 if name in self.registered
@@ -159,7 +160,8 @@ class Registry:
             )
             raise DefinitionError(
                 f"register_state(): {problem}",
-                hint="pass a name of its own, and an object with state_dict() and load_state_dict(); of data loaders "
+                hint=("pass " if lacking else "pass a name of its own, and ")
+                + "an object with state_dict() and load_state_dict(); of data loaders "
                 "torchdata.stateful_dataloader.StatefulDataLoader has them",
             )
         self.registered = {**self.registered, name: item}

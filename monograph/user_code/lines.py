@@ -27,6 +27,7 @@ class Frame(NamedTuple):
 
 
 _MAKES_TEXT = re.compile(r"""\b[rR]?[fF][rR]?["']|\.format\(|\b(?:str|repr|print)\(|["'] %""")
+_USES_TEXT = re.compile(r"""\b(?:float|int|len|getattr)\(\s*(?:[rRfF]{1,2}["']|str\()""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,9 @@ def source_of(place: Origin) -> str:
 
 
 def makes_text(place: Origin) -> bool:
-    """True for a line that makes a text of values, or prints them."""
-    return _MAKES_TEXT.search(source_of(place)) is not None
+    """True for a line that makes a text of values, or prints them, and does not compute with the text."""
+    line = source_of(place)
+    return _MAKES_TEXT.search(line) is not None and _USES_TEXT.search(line) is None
 
 
 def user_place_of(error: BaseException) -> Origin:

@@ -209,7 +209,6 @@ def test_what_is_no_path_is_an_error(path):
     ("name", "hint"),
     [
         ("m.onnx", "onnxruntime runs it"),
-        ("m.pt", "torch.load"),
         ("m.safetensors", "load_file"),
     ],
 )

@@ -154,7 +154,7 @@ def test_sizes_that_vary_are_named() -> None:
     layer = nn.Linear(3, 2)
     size = mg.Dim("batch", min=2, max=64)
     found = mg.trace(layer).summary(mg.spec((size, 3)))
-    assert "f32[args_0_0, 3]" in str(found)
+    assert "f32[input_0, 3]" in str(found)
     assert "numbers are those of the sizes of its capture" in str(found)
     assert "sizes of its capture" not in str(mg.trace(layer).summary(mg.spec((4, 3))))
 

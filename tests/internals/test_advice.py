@@ -263,6 +263,41 @@ def test_the_line_that_needs_one_size_is_named(caplog: pytest.LogCaptureFixture)
     assert 'mg.buckets("x", dim=0, sizes=[...])' in line
 
 
+@pytest.mark.parametrize(
+    "use",
+    [lambda step: f"epoch {step.epoch}", lambda step: str(step.epoch)],
+)
+def test_a_text_of_a_number_is_named(use: Callable[[Any], str], caplog: pytest.LogCaptureFixture) -> None:
+    class Told(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.epoch = 0
+
+        def build(self, item: torch.Tensor) -> tuple[torch.Tensor, str]:
+            return item + 1, use(self)
+
+    graph = Told()
+    for graph.epoch in range(4):
+        graph(x())
+    assert "makes a text of it: make the text after the call, or leave it out" in caplog.text
+
+
+def test_a_size_that_is_printed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def printing(item: torch.Tensor) -> torch.Tensor:
+        print(item.shape)
+        return item + 1
+
+    graph = mg.trace(printing)
+    for rows in (4, 6):
+        graph(x(rows, 8))
+    assert "makes a text of it" in lines(caplog)[-1]
+    graph = mg.trace(printing)
+    graph.config.dynamic("item", 0)
+    with pytest.raises(mg.CaptureError, match="the step fixes size 0") as caught:
+        graph(x(4, 8))
+    assert caught.value.hint == "make a text of the size after the call, or leave it out"
+
+
 def _of_one_size(item: torch.Tensor) -> torch.Tensor:
     return item * len(f"{item.shape[0]:04d}")  # at: for each size
 

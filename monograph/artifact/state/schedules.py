@@ -55,7 +55,7 @@ _NAMES: Final[Mapping[type[Any], str]] = {
 }
 _KINDS: Final = {name: kind for kind, name in _NAMES.items()}
 _HINT: Final = (
-    "use a scheduler of torch or flow that holds no function, or add the optimizer without one and set the learning rate of the "
+    "use a scheduler of torch or of monograph.flow that holds no function, or add the optimizer without one and set the learning rate of the "
     "loaded artifact by hand: artifact.hyperparameters"
 )
 

@@ -40,12 +40,13 @@ def check_gradients(registered: RegisteredOptimizer, *, were_there: bool) -> Non
     )
 
 
-def check_not_stepped(registered: RegisteredOptimizer, steps: Mapping[str, int]) -> None:
-    """Raise OptimizerError if build() has stepped an optimizer that the graph steps after it; `steps` are those so far."""
-    if steps.get(registered.name):
+def check_not_stepped(registered: RegisteredOptimizer, places: Mapping[str, Origin]) -> None:
+    """Raise OptimizerError if build() has stepped an optimizer that the graph steps after it; `places` are the lines of steps so far."""
+    if registered.name in places:
         raise OptimizerError(
             f"build() calls step() of {registered.name} ({type(registered.optimizer).__name__}), which the graph steps after "
             "build(): each call would update twice",
+            where=places[registered.name],
             hint="leave step() out of build(), or add the optimizer with manual=True",
         )
 

@@ -35,6 +35,7 @@ from monograph.errors import OptimizerError
 from monograph.ir.call.sparse import is_sparse
 from monograph.state.find import Owned, RegisteredOptimizer
 from monograph.state.group_keys import LR_SCALE
+from monograph.user_code.lines import Origin, step_place
 
 
 class TracedOptimizers:
@@ -57,6 +58,7 @@ class TracedOptimizers:
         self._asked: dict[str, AskedState] = {}  # the state of each, as the trace sees it
         self._groups: dict[str, list[dict[str, Any]]] = {}  # param groups before the step
         self.steps: dict[str, int] = {}  # how often each one stepped
+        self._places: dict[str, Origin] = {}  # the line of the first step of each
         self.stepped: set[int] = set()  # ids of the real parameters that were updated
         self.constant_counters: set[str] = set()  # of param groups: this trace takes them for constants
         self.empty_state: list[tuple[Any, Any]] = []  # optimizers, with owners of empty state
@@ -130,6 +132,7 @@ class TracedOptimizers:
 
     def _note_step(self, registered: RegisteredOptimizer) -> None:
         self.steps[registered.name] = self.steps.get(registered.name, 0) + 1
+        self._places.setdefault(registered.name, step_place())
         for parameter in registered.parameters:
             if parameter.grad is not None:
                 self.stepped.add(id(self._inputs.real_of(parameter)))
@@ -152,7 +155,7 @@ class TracedOptimizers:
         for registered in self._owned.optimizers:
             check_groups(registered, self._groups[registered.name])
             if not registered.manual:
-                check_not_stepped(registered, self.steps)
+                check_not_stepped(registered, self._places)
                 with self._rules.own_business():
                     check_gradients(registered, were_there=registered.name in self._rules.reached)
                 registered.stepped.step()

@@ -14,15 +14,6 @@ from monograph.ir.text import bytes_text, shortened
 
 _AGAIN: Final = "computed again"
 _PHASES: Final = {"forward": "#8ce99a", "backward": "#ffa8a8", _AGAIN: "#ffd43b", "update": "#b197fc"}
-_KINDS: Final = {
-    "parameters": "#74c0fc",
-    "optimizer state": "#4dabf7",
-    "gradients": "#ffa8a8",
-    "activations": "#8ce99a",
-    "new state": "#b197fc",
-    "buffers": "#74c0fc",
-    "arguments": "#d0ebff",
-}
 _STATE, _ARGUMENTS, _OTHER, _LINE, _DIM, _MARK = (
     "#a5d8ff",
     "#d0ebff",
@@ -31,6 +22,7 @@ _STATE, _ARGUMENTS, _OTHER, _LINE, _DIM, _MARK = (
     "#6a737d",
     "#c92a2a",
 )
+_BAR: Final = "#748ffc"  # of no phase
 _WIDTH, _HEIGHT = 960, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 640, 56, 360  # of the curve
 _BARS, _BARS_END, _ROW = 672, 944, 30
@@ -119,6 +111,9 @@ def _curve(picture: Picture, report: Charted) -> None:
     if peak is not None:
         y = _BOTTOM - height(held + report.peak_bytes)
         picture.rectangles.append(Rectangle(peak.x, y - 6, max(peak.width, 2), 6, _MARK, "the peak"))
+        is_late = peak.x > (_LEFT + _RIGHT) / 2
+        x = peak.x - 4 if is_late else peak.x + max(peak.width, 2) + 4
+        picture.labels.append(Label(x, y, "peak", _MARK, at_end=is_late))
 
 
 def phase_of(point: Point) -> str:
@@ -166,7 +161,9 @@ def _phases(picture: Picture, columns: Sequence[_Column]) -> None:
         x = _LEFT + 110 * index
         picture.rectangles.append(Rectangle(x, _BOTTOM + 17, 8, 8, _PHASES.get(phase, _OTHER)))
         picture.labels.append(Label(x + 14, _BOTTOM + 24, phase, _DIM))
-    picture.labels.append(Label(_RIGHT, _BOTTOM + 40, "op by op, small ones narrow", _DIM, at_end=True))
+    picture.labels.append(
+        Label(_RIGHT, _BOTTOM + 40, "op by op; a small change is narrow", _DIM, at_end=True)
+    )
 
 
 def _ticks(top: int) -> list[int]:
@@ -193,6 +190,4 @@ def _bars(picture: Picture, report: Charted) -> None:
         y = _TOP + 12 + row * _ROW
         share = f"{bytes_text(nbytes)}, {nbytes / report.total_bytes:.1%}"
         picture.labels += [Label(_BARS, y + 10, kind), Label(_BARS_END, y + 10, share, _DIM, at_end=True)]
-        picture.rectangles.append(
-            Rectangle(_BARS, y + 14, nbytes / most * (_BARS_END - _BARS), 8, _KINDS.get(kind, _OTHER))
-        )
+        picture.rectangles.append(Rectangle(_BARS, y + 14, nbytes / most * (_BARS_END - _BARS), 8, _BAR))

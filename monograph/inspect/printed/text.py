@@ -35,6 +35,7 @@ from monograph.user_code.files import is_installed_file
 
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a guard
+SHOWN_PATHS = 5  # of parameters without gradient
 _LONGEST_REPR = 400
 _LONGEST_GUARD: Final = 240  # characters, such as those of a pattern
 _ENTRY: Final = re.compile(r"(?P<owner>\S+?)(?:/|\.|\[')(?P<name>\w+)(?:'\])?(?P<value> = .*)")
@@ -193,7 +194,7 @@ def _guards(build: Build, first: Build) -> tuple[str, list[str]]:
         *_without_libraries(new, build),
         *(f"without {line}" for line in _without_libraries(gone, first)),
     ]
-    return f"guards, the same as of build {first.number} but for", differing or ["nothing"]
+    return f"guards, the same as of build {first.number} but for", differing or ["what its reason says"]
 
 
 def _without_libraries(texts: Sequence[str], build: Build) -> list[str]:
@@ -235,14 +236,19 @@ def _sections(build: Build, builds: Sequence[Build]) -> list[tuple[str, list[Any
         ("costs", why_not_in_place(build.executor.bound, build.backend)),
         ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),
-        ("parameters without gradient", list(build.captured.without_gradient)),
+        ("parameters without gradient", _some(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
         ("passes", _passes(build.stages)),
-        ("backend", list(build.notes)),
+        ("backend", list(dict.fromkeys(build.notes))),
         ("kernels", list(build.choices)),
         _guards(build, builds[0]),
     ]
     return [(title, items) for title, items in found if items]
+
+
+def _some(paths: Sequence[str]) -> list[str]:
+    more = [f"and {len(paths) - SHOWN_PATHS} more"] if len(paths) > SHOWN_PATHS else []
+    return [*paths[:SHOWN_PATHS], *more]
 
 
 def _advice(build: Build, builds: Sequence[Build]) -> list[str]:

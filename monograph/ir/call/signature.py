@@ -14,6 +14,7 @@ from monograph.compat.autograd import parameter_hooks
 from monograph.compat.distributed.tensors import is_sharded
 from monograph.compat.global_state import Itself
 from monograph.compat.tensors import is_transformed
+from monograph.errors import SignatureError
 from monograph.ir.call.numbers import bits, exactly, is_plain_subclass, of_bits
 from monograph.ir.call.parameters import argument_name
 from monograph.ir.call.refusals import check_tensor, refuse
@@ -82,9 +83,17 @@ def spec(
 ) -> Spec:
     """Describe a tensor argument for `Graph.compile` without making one. A size is a number or a `Dim`.
 
+    Raises SignatureError for a text or a float as a size.
+
     >>> spec((8, 3), torch.int64)
     spec((8, 3), torch.int64, 'cpu')
     """
+    wrong = next((size for size in shape if isinstance(size, (str, float))), None)
+    if wrong is not None:
+        raise SignatureError(
+            f"mg.spec({tuple(shape)!r}): {wrong!r} is no size",
+            hint='a size is a whole number, or mg.Dim("rows", max=64) for one that varies',
+        )
     return Spec(shape, dtype, torch.device(device if device is not None else torch.get_default_device()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -122,3 +123,21 @@ def test_build_appends_to_a_list_of_the_model() -> None:
         expected.append(loss.item())
     assert step.model.losses == results == expected
     assert len(step.builds) == 1
+
+
+def test_what_is_printed_costs_no_build(capfd: pytest.CaptureFixture[str]) -> None:
+    """Streams of the process get what a step prints when it is captured."""
+
+    class Telling(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            print("a text")
+            print("an error", file=sys.stderr)
+            sys.stdout.write("a line\n")
+            return x + 1
+
+    step = Telling()
+    for _ in range(3):
+        step(X)
+    assert len(step.builds) == 1
+    out, err = capfd.readouterr()
+    assert (out.count("a text"), out.count("a line"), err.count("an error")) == (1, 1, 1)
