@@ -12,7 +12,7 @@ GUARD_TESTS = (
 GUARDS: tuple[Mutation, ...] = (
     Mutation("capture/guards", "self._take().tobytes() != self._words", "False", GUARD_TESTS, file="capture/guards/flat", is_new=True),
     Mutation("capture/guards", "if id(source.entries) in self.growing:", "if False:", ("capture/guards/sources/test_known_reads.py",), file="capture/guards/sources/reach/recorded", is_new=True),
-    Mutation("capture/guards", "            and all(map(leads_nowhere, ways))", "            and any(map(leads_nowhere, ways))", ("capture/guards/sources/test_other_ways.py",), file="capture/effects/python_objects/unread", is_new=True),
+    Mutation("capture/effects", "            and all(map(leads_nowhere, ways))", "            and any(map(leads_nowhere, ways))", ("capture/guards/sources/test_other_ways.py",), file="capture/effects/python_objects/unread", is_new=True),
     Mutation("capture/guards", "if (id(owner), name) not in touched]", "if True]", ("capture/guards/sources/test_known_reads.py",), file="capture/guards/sources/reads", is_new=True),
     Mutation("capture/guards", "return self.metadata(*self.tensors) and bool(", "return bool(", GUARD_TESTS, file="capture/guards/flat", is_new=True),
     Mutation("capture/guards", " and bool(self.read_pointers() == self.pointers)", "", GUARD_TESTS, file="capture/guards/flat", is_new=True),
