@@ -13,7 +13,8 @@ def without_unread(reach: Reach, reads: Reads) -> list[Source]:
     """The sources of a step that has run, without attributes that it has not read or has set before, and lists in the former."""
     for owner, name in reads.written_first():
         reach.leave_out(owner, name)
-    left = {(id(reach.leave_out(owner, name)), name) for owner, name in reads.unread}
+    found = ((reach.leave_out(owner, name), name) for owner, name in reads.unread)
+    left = {(id(source), name) for source, name in found if source is not None}
     # what an iterator holds, nothing may show
     return list(reach.sources) if reach.has_iterators else _without_content(reach, left)
 

@@ -215,5 +215,6 @@ class Objects:
 
 
 def _shows_text(value: Any) -> bool:
-    """True for the streams that a process prints to."""
-    return any(value is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
+    """True for the streams that a process prints to, and not for a text in memory in their place, which can be read again."""
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return any(value is stream for stream in streams) and not isinstance_of(value, io.StringIO)
