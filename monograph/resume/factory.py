@@ -17,7 +17,10 @@ from monograph.ir.text import count_text
 Factory = Callable[[], tuple[Any, Any]]
 T = TypeVar("T")
 
-_HINT = 'write "package.module:function" or "file.py:function", or pass a function of a module'
+_HINT = (
+    'write "package.module:function" or "file.py:function", or pass a function of a module; it returns the graph and its batches: '
+    "def make(): return graph, batches"
+)
 
 
 class FactoryError(DefinitionError):
@@ -60,8 +63,10 @@ def _place(module: ModuleType) -> str:
 def load_factory(name: str) -> Factory:
     """The function of this name, in the process that runs it."""
     place, _, function = name.rpartition(":")
-    module = _file(place) if place.endswith(".py") else _module(place)
-    found = _member(module, function)
+    is_file = place.endswith(".py")
+    found = None
+    if not is_file or _may_have(place, function):
+        found = _member(_file(place) if is_file else _module(place), function)
     if not callable(found):
         raise FactoryError(f"there is no function {function} in {place}")
     return found  # type: ignore[no-any-return]
@@ -94,10 +99,17 @@ def _module(name: str) -> ModuleType:
         raise FactoryError(f"there is no module {name}") from error
 
 
-def _file(path: str) -> ModuleType:
-    """Run a file as a module, with its folder first in the search path, as `python file.py` has it."""
+def _may_have(path: str, function: str) -> bool:
+    """False for a file that does not spell the name of a function: it need not run, which may be a whole training."""
     if not os.path.isfile(path):
         raise FactoryError(f"there is no file {path}")
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    return function.partition(".")[0] in text or "import *" in text
+
+
+def _file(path: str) -> ModuleType:
+    """Run a file as a module, with its folder first in the search path, as `python file.py` has it."""
     sys.path.insert(0, os.path.dirname(path))
     name = f"factory_in_{os.path.basename(path).removesuffix('.py')}"
     spec = importlib.util.spec_from_file_location(name, path)

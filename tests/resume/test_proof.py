@@ -177,6 +177,12 @@ def test_what_is_no_factory(name: str, told: str, tmp_path: Path) -> None:
         run(Job(factory_name(name), "", None, 0, 3, str(tmp_path / "middle"), 2, False, (1, 1), ()))
 
 
+def test_a_script_without_the_function_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text("raise SystemExit('it has run')\n")
+    done = CliRunner().invoke(app, ["verify", f"{tmp_path}/training.py:make"])
+    assert (done.exit_code, done.output) == (2, f"there is no function make in {tmp_path}/training.py\n")
+
+
 @pytest.mark.long
 def test_an_error_in_the_other_process_is_shown() -> None:
     graph, _ = factories.right()
