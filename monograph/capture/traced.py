@@ -27,7 +27,7 @@ from monograph.ir.graph_signature import Write
 from monograph.state.signals import interruptible
 from monograph.state.snapshot import Snapshot
 from monograph.user_code.files import is_user_file
-from monograph.user_code.lines import Origin, source_of
+from monograph.user_code.lines import Origin
 
 AttributeValue: TypeAlias = tuple[Any, Any, Any]  # the dict or container, the name or key, and the value
 
@@ -88,17 +88,16 @@ def trace_step(
         )
     in_parts = request.settings.accumulation_steps > 1
     if changed := [*not_carried(step, changed), *step.effects.held]:
-        label, other_use = _changed_list(step, snapshot, changed[0])
-        error = not_repeatable(
+        of_numbers = changed[0] in numbers | step.effects.numbers
+        label, used_at = _changed_list(step, snapshot, changed[0]) if of_numbers else (changed[0], None)
+        raise not_repeatable(
             label,
-            other_use or step.reach.line_of(label),
-            of_numbers=changed[0] in numbers | step.effects.numbers,
+            step.reach.line_of(label) or used_at,
+            of_numbers=of_numbers,
             in_parts=in_parts,
             is_deque=changed[0] in deques | step.effects.deques,
-            is_used=other_use is not None,
+            used_at=used_at,
         )
-        error.source = source_of(other_use) if other_use is not None else ""
-        raise error
     if in_parts:
         check_micro_batches_alike(step.effects, [name for name in moved if name != "torch"])
     check_strict(step)

@@ -19,7 +19,7 @@ from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError
 from monograph.user_code.files import is_installed_file
-from monograph.user_code.lines import Origin
+from monograph.user_code.lines import Origin, source_of
 
 _DEPTH = 4  # of nesting; an object may hold anything, even itself
 
@@ -76,12 +76,12 @@ def not_repeatable(
     of_numbers: bool = False,
     in_parts: bool = False,
     is_deque: bool = False,
-    is_used: bool = False,
+    used_at: Origin | None = None,
 ) -> CaptureError:
     """The error for a place where a step leaves what no replay can make; `of_numbers` if that holds no tensors.
 
-    `where` is the line that does so, if it is known; or, if it `is_used`, the line that does more with a list than to add to
-    it. With `in_parts` each micro-batch of the step does so.
+    `where` is the line that does so, and `used_at` one that does more with a list than to add to it, if they are known. With
+    `in_parts` each micro-batch of the step does so.
     """
     if in_parts:
         what = "numbers that it reads out of tensors" if of_numbers else "an object that holds tensors"
@@ -93,7 +93,11 @@ def not_repeatable(
         )
     if of_numbers:
         name, then = (f"{label}, a deque", f": {label}.append(loss.item())") if is_deque else (label, "")
-        why = f": this line does more with {label} than to call its append()" if is_used else ""
+        why = (
+            ""
+            if used_at is None
+            else f": {_line(used_at, where)} does more with {label} than to call its append()"
+        )
         return CaptureError(
             f"build() puts numbers that it reads out of tensors of the step into {name}, in a way that no replay can repeat{why}",
             where=where,
@@ -108,6 +112,14 @@ def not_repeatable(
         hint="keep the tensors themselves there: in an attribute of the graph or a module, a list, a tuple, a dict, a "
         "dataclass or an object without __slots__; take a batch of a loader before the call, and pass it as an argument",
     )
+
+
+def _line(place: Origin, shown: Origin | None) -> str:
+    """What to call a line beside one that is shown."""
+    if shown is not None and (place.file, place.line) == (shown.file, shown.line):
+        return "this line"
+    name = f"line {place.line}" if shown is not None and place.file == shown.file else place.place
+    return f"{name}, {source_of(place)!r}," if source_of(place) else name
 
 
 def _inside(item: Any) -> Iterable[Any]:
