@@ -185,5 +185,30 @@ def test_a_list_is_emptied_without_a_build(caplog: pytest.LogCaptureFixture) -> 
     graph(torch.ones(2))
     graph.losses = []
     graph(torch.ones(2))
+    assert (len(graph.builds), graph.losses) == (1, [1.0])
+
+
+class LogsByName(Logs):
+    """Has its list in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: dict[str, list[float]] = {"loss": []}
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = x.square().mean()
+        self.logs["loss"].append(loss.item())
+        return loss
+
+
+def test_a_list_is_emptied_where_a_new_one_has_a_build(caplog: pytest.LogCaptureFixture) -> None:
+    graph = LogsByName()
+    for _ in range(3):
+        graph(torch.ones(2))
+        graph.logs["loss"] = []
+    assert len(graph.builds) == 1
+    graph(torch.ones(2))
+    graph.logs = {"loss": []}
+    graph(torch.ones(2))
     assert len(graph.builds) == 2
-    assert "graph.losses.clear() has none where build() only appends to it" in caplog.text
+    assert "graph.logs['loss'].clear() has none where build() only appends to it" in caplog.text

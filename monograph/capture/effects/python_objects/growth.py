@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 from monograph.capture.effects.attribute_tensors import was_there
 from monograph.capture.effects.attributes import Changed, table_of
@@ -23,31 +24,38 @@ from monograph.capture.effects.python_objects.records import (
 )
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.overlay import Overlay
-from monograph.capture.guards.sources.places import Content, Source
+from monograph.capture.guards.sources.places import Closure, Content, Entries, Source
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads
-from monograph.capture.guards.sources.values import is_immutable
+from monograph.capture.guards.sources.values import AnyList, is_immutable
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.tensors import storage_key
 from monograph.ir.graph_signature import Assign, Write
 
-_NOTHING = object()
+Place: TypeAlias = tuple[Any, Any]  # what holds a list, and by which key
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What a step adds to a list. Those of `items` that the step computes come there when it has run.
+    """What a step adds to the list that is in a place. Those of `items` that the step computes come there when it has run.
 
     Where a container or an object is added, `records` has it. Each of the micro-batches of a step adds the same.
     """
 
     label: str
-    content: list[Any]
+    container: Any
+    key: Any
     items: list[Any]
     computed: frozenset[int]
     records: Mapping[int, Record]
     micro_batches: int = 1
+
+    @property
+    def content(self) -> list[Any]:
+        """The list that is there now."""
+        found: list[Any] = self.container[self.key]
+        return found
 
     def apply(self) -> None:
         """As after the step."""
@@ -90,9 +98,43 @@ class Grown:
         self.state_outputs += outputs
 
     def release(self, sources: Iterable[Source]) -> list[Source]:
-        """The sources without those lists."""
-        grown = {id(growth.content) for growth in self.found if isinstance(growth, Growth)}
-        return [s for s in sources if not (isinstance(s, Content) and id(s.content) in grown)]
+        """The sources without those lists. Where only one place leads to a list, another list may take its place."""
+        lists = {id(item.content): item.content for item in self.found if isinstance(item, Growth)}
+        kept = [s for s in sources if not (isinstance(s, Content) and id(s.content) in lists)]
+        holders = [(s, key) for s in kept for key, value in s.recorded.items() if id(value) in lists]
+        count = Counter(id(source.recorded[key]) for source, key in holders)
+        contents = [source for source in kept if isinstance(source, Content)]
+        places: dict[int, Place] = {}
+        for source, key in holders:
+            address, place = id(source.recorded[key]), _place_in(source, key)
+            if count[address] == 1 and place is not None:
+                places[address] = place
+                source.recorded[key] = AnyList(partial(_elsewhere, address, places, contents))
+        self.found = [_placed(item, places) for item in self.found]
+        return kept
+
+
+def _place_in(source: Source, key: Any) -> Place | None:
+    """Where the value is that a source has by this key; None for what may have hidden ways."""
+    if isinstance(source, Entries):
+        return source.entries, key
+    if isinstance(source, Closure):
+        return source.variable, key
+    if isinstance(source, Content) and isinstance(source.content, dict) and key[1] == 1:
+        return source.content, source.recorded[key[0], 0]
+    return None
+
+
+def _placed(item: Growth | SetRecord, places: Mapping[int, Place]) -> Growth | SetRecord:
+    """The same, of whatever list is in that place."""
+    place = places.get(id(item.content)) if isinstance(item, Growth) else None
+    return item if place is None else replace(item, container=place[0], key=place[1])
+
+
+def _elsewhere(address: int, places: Mapping[int, Place], contents: Iterable[Content]) -> Iterator[Any]:
+    """What is in the places of the other lists that a step adds to, and the containers that it reads."""
+    yield from (container[key] for other, (container, key) in places.items() if other != address)
+    yield from (source.content for source in contents)
 
 
 def collect_growth(
@@ -139,7 +181,7 @@ def collect_growth(
                     StateOutput(item.detach(), Assign(values, at, item.requires_grad), label)
                 )
             values[at] = None
-        grown.found.append(Growth(source.label, content, values, computed, records))
+        grown.found.append(Growth(source.label, [content], 0, values, computed, records))
         del content[len(content) - len(added) :]
     return grown
 
@@ -150,7 +192,7 @@ def collect_constant_growth(reach: Reach, reads: Reads, overlay: Overlay, micro_
     for source, added in grown_lists(reach, reads):
         content = source.content
         if overlay.of(content) is content and all(map(is_immutable, added)):
-            grown.found.append(Growth(source.label, content, added, frozenset(), {}, micro_batches))
+            grown.found.append(Growth(source.label, [content], 0, added, frozenset(), {}, micro_batches))
             del content[len(content) - len(added) :]
     return grown
 

@@ -1,0 +1,195 @@
+"""A list that a step only adds to is looked for at its place: a new one there has no build, one that counts elsewhere has."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+
+
+class Plain:
+    """What the step does, without a graph."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 1)
+        with torch.no_grad():
+            self.model.weight.fill_(0.5)
+            self.model.bias.fill_(0.25)
+        self.model.kept = []  # type: ignore[assignment]
+        self.first: Any = []
+        self.second: Any = []
+        self.named: Any = {"loss": []}
+        self.read: Any = [1.0, 2.0]
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.model(x).sum()
+        self.first.append(out.detach())
+        self.named["loss"].append(out.item())
+        self.second.append("seen")
+        self.first.append(len(self.read))
+        self.model.kept.append(out.item())  # type: ignore[union-attr, operator]
+        return out * self.read[0]
+
+    __call__ = build
+
+
+class Step(mg.Graph):
+    build = Plain.build
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__.update(vars(Plain()))
+
+
+def lists_of(step: Any) -> list[Any]:
+    found = step.first, step.second, step.named["loss"], step.read, step.model.kept
+    return [[item.item() if torch.is_tensor(item) else item for item in items] for items in found]
+
+
+def both(change: Callable[[Any], object]) -> Step:
+    """A graph that did the same as the plain step, before and after what is changed."""
+    graph, plain = Step(), Plain()
+    for step in (graph, plain):
+        for number in range(2):
+            step(torch.full((3, 2), float(number)))
+    assert len(graph.builds) == 1
+    results = []
+    for step in (graph, plain):
+        change(step)
+        results.append([step(torch.full((3, 2), float(number))).item() for number in range(3)])
+    assert results[0] == results[1]
+    assert lists_of(graph) == lists_of(plain)
+    return graph
+
+
+def of_attribute(step: Any) -> None:
+    step.first = []
+
+
+def of_entry(step: Any) -> None:
+    step.named["loss"] = [0.5]
+
+
+def of_module(step: Any) -> None:
+    step.model.kept = []
+
+
+def of_all(step: Any) -> None:
+    step.first, step.second, step.named["loss"], step.model.kept = [], [1], [2], [3]
+
+
+def exchanged(step: Any) -> None:
+    step.first, step.second = step.second, step.first
+
+
+@pytest.mark.parametrize("change", [of_attribute, of_entry, of_module, of_all, exchanged])
+def test_a_new_list_has_no_build(change: Callable[[Any], object]) -> None:
+    assert len(both(change).builds) == 1
+
+
+def one_in_two_attributes(step: Any) -> None:
+    step.second = step.first
+
+
+def one_in_a_dict_too(step: Any) -> None:
+    step.first = step.named["loss"]
+
+
+def one_that_is_read(step: Any) -> None:
+    step.second = step.read
+
+
+def a_new_one_that_is_read(step: Any) -> None:
+    step.second = step.read = [3.0]
+
+
+class Sums(list[Any]):
+    """Adds in its own way."""
+
+    def append(self, item: Any) -> None:
+        super().append([item])
+
+
+def of_another_class(step: Any) -> None:
+    step.second = Sums()
+
+
+def a_deque(step: Any) -> None:
+    step.second = deque(maxlen=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        one_in_two_attributes,
+        one_in_a_dict_too,
+        one_that_is_read,
+        a_new_one_that_is_read,
+        of_another_class,
+        a_deque,
+    ],
+)
+def test_a_list_that_counts_elsewhere_has_a_build(change: Callable[[Any], object]) -> None:
+    assert len(both(change).builds) > 1
+
+
+def test_lists_that_were_left_are_not_kept_alive() -> None:
+    graph = Step()
+    graph(torch.ones(3, 2))
+    item = Sums()  # lists themselves have no weak references
+    graph.second.append(item)
+    reference = weakref.ref(item)
+    del item
+    graph.second = []
+    graph(torch.ones(3, 2))
+    gc.collect()
+    assert reference() is None
+    assert len(graph.builds) == 1
+
+
+def test_a_variable_of_a_function_gets_a_new_list() -> None:
+    kept: list[float] = []
+
+    class Closed(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            kept.append(x.sum().item())
+            return x * 2
+
+    graph = Closed()
+    for _ in range(3):
+        kept = []
+        graph(torch.ones(3))
+        graph(torch.ones(3) * 2)
+        assert kept == [3.0, 6.0]
+    assert len(graph.builds) == 1
+
+
+def test_each_micro_batch_adds_to_the_list_that_is_there() -> None:
+    class InParts(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(2, 1)
+            self.config.set_gradient_accumulation_steps(2)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), 0.1))
+            self.seen: list[int] = []
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).mean()
+            loss.backward()
+            self.seen.append(1)
+            return loss
+
+    graph = InParts()
+    for _ in range(2):
+        graph.seen = []
+        graph(torch.ones(4, 2))
+        assert graph.seen == [1, 1]
+    assert len(graph.builds) == 1
