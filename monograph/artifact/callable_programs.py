@@ -11,11 +11,10 @@ import torch
 
 from monograph.artifact.bounds.checks import without_forms
 from monograph.artifact.bounds.describe import check_peak, check_values
-from monograph.artifact.programs.size_ranges import ANY_SIZE
 from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.schema.arguments import Arguments, is_plain_tensor
 from monograph.artifact.schema.signatures import Signature, read_signature
-from monograph.artifact.schema.text import described, size_places
+from monograph.artifact.schema.text import ANY_SIZE, described, range_text, size_places
 from monograph.artifact.state.python_state import PythonState, is_dict
 from monograph.artifact.unpack import Unpacked
 from monograph.capture.trace import LOGGER
@@ -201,12 +200,16 @@ class StoredPrograms:
         sizes = []
         for (name, low, high), (index, axis, parts) in zip(self.dims, self._places, strict=True):
             leaf: Any = flat[index] if index >= 0 else None
-            size = leaf.shape[axis] if is_plain_tensor(leaf) and leaf.dim() > axis else low * parts
+            size = (
+                leaf.shape[axis]
+                if is_plain_tensor(leaf) and leaf.dim() == self.smallest.arguments.rank(index)
+                else low * parts
+            )
             if size % parts or not low * parts <= size <= high * parts:
                 path = self.smallest.arguments.paths[index]
-                taken = f"{name} from {low} to {high}"
+                taken = range_text(name, low, high)
                 if parts > 1:
-                    taken = f"multiples of {parts} from {low * parts} to {high * parts}"
+                    taken = range_text(f"multiples of {parts}", low * parts, high * parts)
                 raise SignatureError(
                     f"argument {path} has size {size} in dimension {axis}; the artifact takes {taken}",
                     hint=_larger(name, low, high, size // parts) if size and not size % parts else "",

@@ -10,7 +10,7 @@ from typing import Any, Final
 from monograph.errors import CaptureError, MonographError, SignatureError, is_named
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.parameters import unpacking
-from monograph.ir.call.signature import Call, Signature, TensorKey
+from monograph.ir.call.signature import Call, Signature, Spec, TensorKey
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call.varying import Varying
 from monograph.user_code.lines import user_place_of
@@ -42,7 +42,9 @@ def about_misfit(error: Exception, call: Call, known: Sequence[Signature], last:
     if isinstance(error, MonographError) and cause is not None and "positional argument" in str(cause):
         is_users = bool(user_place_of(cause).file)  # the call that does not fit is in code of theirs
         error.hint = error.hint if is_users else _advice(call, last) or error.hint
-    if isinstance(error, MonographError) and (unfitting := _of_padding(error, call)):
+    if isinstance(error, MonographError) and (
+        unfitting := _of_padding(error, call) or _of_specs(error, call)
+    ):
         error.hint = unfitting
     fault = misfit_behind(error, call, known)
     return error if fault is None else of_arguments(error, fault)
@@ -118,6 +120,19 @@ def _of_padding(error: MonographError, call: Call) -> str:
         else ""
     )
     return f"config.buckets() pads {', '.join(padded.values())}{others}; what has to fit it needs buckets of the same sizes"
+
+
+def _of_specs(error: MonographError, call: Call) -> str:
+    """What specs say of arguments, where sizes do not fit; empty if that is not what failed."""
+    pairs = zip(call.paths(), call.leaves, strict=True)
+    specs = [f"{path} {tuple(map(int, leaf.shape))}" for path, leaf in pairs if isinstance(leaf, Spec)]
+    if not (specs and isinstance(error, CaptureError) and _OF_SIZES.match(error.message)):
+        return ""
+    more = ", ..." if len(specs) > _SHOWN else ""
+    return (
+        f"an mg.spec has all dimensions of the tensor, that of the batch first; the step was captured with {', '.join(specs[:_SHOWN])}{more}, "
+        "where each mg.Dim has a size of its range"
+    )
 
 
 def _advice(call: Call, last: str | None) -> str:

@@ -44,7 +44,21 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str, str]] = {
     ),
     "a tensor": (lambda x: x, "items is a tensor: float32[2, 3] on cpu; the artifact takes a list of 2", ""),
     "a dict": (lambda x: {"a": x}, "items is a dict with the keys 'a'; the artifact takes a list of 2", ""),
-    "an int": (lambda x: [x, 1], "items[1] is an int; the artifact takes a tensor: float32[2, 3]", ""),
+    "an int": (
+        lambda x: [x, 1],
+        "items[1] is an int; the artifact takes a tensor: float32[2, 3]",
+        "torch.tensor(items[1])",
+    ),
+    "an array": (
+        lambda x: [x, x.numpy()],
+        "items[1] is a ndarray; the artifact takes a tensor: float32[2, 3]",
+        "torch.from_numpy(items[1])",
+    ),
+    "rows": (
+        lambda x: [x.tolist(), x],
+        "items[0] is a list of 2; the artifact takes a tensor: float32[2, 3]",
+        "torch.tensor(items[0])",
+    ),
     "nested": (
         lambda x: [x, torch.nested.nested_tensor([x])],
         "items[1] is a nested tensor; the artifact",
@@ -60,7 +74,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str, str]] = {
     "dimensions": (
         lambda x: [x, x[0]],
         "items[1] is float32[3] on cpu; the artifact takes float32[2, 3]",
-        "",
+        "it has 1 dimensions where the artifact takes 2; a single example is a batch of one: items[1].unsqueeze(0)",
+    ),
+    "more dimensions": (
+        lambda x: [x, x[None]],
+        "items[1] is float32[1, 2, 3] on cpu; the artifact takes float32[2, 3]",
+        "it has 3 dimensions where the artifact takes 2",
     ),
 }
 

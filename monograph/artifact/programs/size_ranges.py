@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, combinations
-from typing import Final
 
 from monograph.artifact.bounds.describe import check_values
 from monograph.artifact.programs.serialize import PROGRAM_KEYS, program_from_json
 from monograph.artifact.programs.shapes import check_shapes
 from monograph.artifact.programs.templates import instance
+from monograph.artifact.schema.text import ANY_SIZE
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json
 from monograph.errors import MonographError
@@ -17,10 +17,6 @@ from monograph.ir.meta import metas, value
 from monograph.ir.program import Program
 from monograph.sizes.expression import SMALLEST
 from monograph.sizes.size import Size
-
-ANY_SIZE: Final = (
-    1 << 24
-)  # nothing is larger in a batch, and products of three still are numbers that a file may have
 
 
 def sizes_in(program: Program) -> dict[tuple[int, int], Size]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 
 from monograph.artifact.schema.signatures import Signature
@@ -56,6 +57,11 @@ class Arguments:
             else:
                 leaves += [leaf.value for leaf in item.form.leaves if isinstance(leaf, ValueForm)]
         return leaves
+
+    def rank(self, index: int) -> int:
+        """How many dimensions the tensor has that is this leaf; 0 for other leaves."""
+        form = self._forms[index]
+        return len(form.shape) if isinstance(form, TensorMeta) else 0
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
@@ -130,7 +136,8 @@ class Arguments:
     def _fitting_tensor(self, leaf: Any, expected: TensorMeta, path: str) -> torch.Tensor:
         if not is_plain_tensor(leaf):
             raise SignatureError(
-                f"argument {path} is {_kind(leaf)}; the artifact takes a tensor: {_text(expected)}"
+                f"argument {path} is {_kind(leaf)}; the artifact takes a tensor: {_text(expected)}",
+                hint=_as_tensor(leaf, path),
             )
         form = (tuple(leaf.shape), leaf.dtype, leaf.device)
         if form != (expected.shape, expected.dtype, expected.device):
@@ -145,7 +152,11 @@ class Arguments:
         """What to do about a tensor of another form."""
         if got.shape == expected.shape:
             return f"convert it: {path}.to({str(expected.device)!r}, {expected.dtype})"
-        return self._other_sizes if len(got.shape) == len(expected.shape) else ""
+        missing = len(expected.shape) - len(got.shape)
+        if missing == 0:
+            return self._other_sizes
+        one = f"; a single example is a batch of one: {path}.unsqueeze(0)" if missing == 1 else ""
+        return f"it has {len(got.shape)} dimensions where the artifact takes {len(expected.shape)}{one}"
 
 
 def is_plain_tensor(leaf: object) -> TypeGuard[torch.Tensor]:
@@ -164,6 +175,15 @@ def _with_strides(tensor: torch.Tensor, expected: TensorMeta, path: str) -> torc
         raise SignatureError(f"argument {path} has other strides than the artifact takes: {expected.stride}")
     with torch.no_grad():
         return expected.empty().copy_(tensor)
+
+
+def _as_tensor(item: Any, path: str) -> str:
+    """How to make a tensor of an argument; empty for what is none for other reasons."""
+    if isinstance(item, np.ndarray):
+        return f"convert it: torch.from_numpy({path})"
+    first = item[0] if isinstance(item, list) and item else item
+    is_numbers = isinstance(first, (int, float, list)) and not isinstance(item, bool)
+    return f"convert it: torch.tensor({path})" if is_numbers else ""
 
 
 def _text(form: TensorMeta) -> str:

@@ -8,6 +8,9 @@ from typing import Final
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.sizes.place import SizePlace
 
+ANY_SIZE: Final = (
+    1 << 24
+)  # nothing is larger in a batch, and products of three still are numbers that a file may have
 _MAX_DEPTH: Final = 200
 
 
@@ -29,8 +32,13 @@ def described(row: Json, dims: Sequence[tuple[str, int, int]]) -> str:
     """The arguments and results of a stored program for people, sizes by their names."""
     names = [name for name, _, _ in dims]
     arguments = [f"{name}: {_text(form, names)}" for name, form in _rows(row["arguments"])]
-    ranges = "".join(f", {name} from {low} to {high}" for name, low, high in dims)
+    ranges = "".join(f", {range_text(*dim)}" for dim in dims)
     return f"({', '.join(arguments)}) -> {_text(row['results'], names)}{ranges}"
+
+
+def range_text(name: str, low: int, high: int) -> str:
+    """A range of sizes for people."""
+    return f"{name} from {low}" + (f" to {high}" if high < ANY_SIZE else "")
 
 
 def _rows(arguments: Json) -> list[Json]:
