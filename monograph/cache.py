@@ -301,11 +301,11 @@ class BuildCache:
         return found or Reason("a new form of arguments", Cause.STRUCTURE)
 
     def _reasons(self, call: Call) -> Iterator[list[Reason]]:
-        """All that keeps a build from serving this call, for one build after the other."""
+        """All that keeps a build from serving this call, for one build after the other: first for that which nearly does."""
         forms = list(self._taken(call))
-        for taken in forms:
-            for build in self.builds_for(taken):
-                yield [*build.differences(taken)] or [Reason("a guard failed")]
+        pairs = [(build, taken) for taken in forms for build in self.builds_for(taken)]
+        found = [[*build.differences(taken)] or [Reason("a guard failed")] for build, taken in pairs]
+        yield from sorted(found, key=len)
         for taken in forms:
             if not self._live.get(taken.key) and taken.key in self._let_go:
                 yield [self._let_go[taken.key]]

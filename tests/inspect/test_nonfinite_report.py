@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -278,3 +279,19 @@ def test_a_learning_rate_that_is_nan_is_named(caplog: pytest.LogCaptureFixture) 
     assert 'optimizer.param_groups[0]["lr"] is no finite number' in caplog.text
     assert "lr changed from a finite number to nan" in caplog.text
     assert "see docs/debugging.md" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["sqrt", "rsqrt", "log", "log2", "log10", "pow"])
+def test_what_is_to_be_written_for_inputs_below_0_is_finite(name: str) -> None:
+    """The hint is followed to the letter: both forms that it gives train without a NaN."""
+    n = 0.5
+    function = (lambda x: torch.pow(x, n)) if name == "pow" else getattr(torch, name)
+    report = train(Layer(lambda x: function(x - 9.0))).find_nonfinite(batch(), torch.zeros(8, 1))
+    forms = r"(torch\.\w+\(.*\)) is finite, and so is .* as in (torch\.where\(.*\))"
+    written = re.fullmatch(forms, report.hint)
+    assert written is not None, report.hint
+    for form in written.groups():
+        of_hint = eval(f"lambda x: {form}", {"torch": torch, "n": n})
+        for away in (9.0, 0.0):
+            mended = train(Layer(lambda x, f=of_hint, away=away: f(x - away)))
+            assert mended.find_nonfinite(batch(), torch.zeros(8, 1)).found is None

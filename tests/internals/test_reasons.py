@@ -145,3 +145,30 @@ def test_sizes_of_a_build_for_any_size_are_no_reason(is_declared: bool) -> None:
     sizes = [] if is_declared else ["argument x is a tensor (4, 15) float32 on cpu"]
     expected = ["first call", *sizes, "argument step is 1 (int)", "argument name is 'long' (str)"]
     assert [str(build.reason).partition(";")[0] for build in graph.builds] == expected
+
+
+class Branches(mg.Graph):
+    """Two numbers move, and one of them decides on a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.epoch = 1.0, 0
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        out = (x * self.temperature).sum()
+        return out * 2 if self.epoch >= 4 else out
+
+
+@pytest.mark.parametrize("sizes", [(64,), (64, 64), (64, 40), (64, 40, 1)])
+def test_the_reason_is_what_keeps_the_build_that_nearly_serves(sizes: tuple[int, ...]) -> None:
+    """Others, such as the first one for each size, differ in numbers too that move since."""
+    graph = Branches()
+    for epoch in range(4):
+        graph.temperature, graph.epoch = 1.0 + epoch, epoch
+        for size in sizes:
+            graph(torch.ones(size))
+    built = len(graph.builds)
+    graph.temperature, graph.epoch = 9.0, 4
+    graph(torch.ones(sizes[0]))
+    assert len(graph.builds) == built + 1
+    assert graph.builds[-1].reason == "the branch `graph.epoch < 4` is no longer taken"

@@ -234,7 +234,7 @@ def _sections(build: Build, builds: Sequence[Build]) -> list[tuple[str, list[Any
     found: list[tuple[str, list[Any]]] = [
         ("advice", _advice(build, builds)),
         ("costs", why_not_in_place(build.executor.bound, build.backend)),
-        ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
+        ("numbers read at each step", _numbers(build, builds[0])),
         ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", _some(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
@@ -244,6 +244,22 @@ def _sections(build: Build, builds: Sequence[Build]) -> list[tuple[str, list[Any
         _guards(build, builds[0]),
     ]
     return [(title, items) for title, items in found if items]
+
+
+def _numbers(build: Build, first: Build) -> list[str]:
+    """The numbers that each step reads, those of one owner on one line."""
+    if build is not first and _hyper(build) == _hyper(first):
+        return [f"those of build {first.number}"]
+    by_group: dict[str, list[str]] = {}
+    for path in _hyper(build):
+        optimizer, *inside = path.split("/", maxsplit=2)
+        group, name = (f"{optimizer}/{inside[0]}: ", inside[1]) if len(inside) == 2 else ("", path)
+        by_group.setdefault(group, []).append(name)
+    return [group + ", ".join(names) for group, names in by_group.items()]
+
+
+def _hyper(build: Build) -> list[str]:
+    return [port.path for port in build.program.inputs if port.role is Role.HYPER]
 
 
 def _some(paths: Sequence[str]) -> list[str]:

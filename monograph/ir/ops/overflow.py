@@ -70,15 +70,18 @@ _ONE_SIDED: Final = frozenset({"exp", "expm1", "exp2"})  # finite below any limi
 _DIVISIONS: Final = {"div": 1, "reciprocal": 0}  # the position of the divisor
 # in a sum of products: how far below the root of the largest number they may begin to overflow
 _TERMS: Final = 4096
+_POSITIVE: Final = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "pow"})
 _WITHOUT_GRADIENT_AT_ZERO: Final = frozenset({"sqrt", "log", "log2", "log10", "pow"})
 # what to write for an op that divides by 0 or has no value for its input, or for an op with such a gradient
 _REMEDIES: Final = {
     "sqrt": "torch.sqrt(x + 1e-12) has a finite gradient, and torch.linalg.vector_norm(x) in place of torch.sqrt(x.square().sum())",
-    "rsqrt": "torch.rsqrt(x + 1e-12) is finite",
     "pow": "(x + 1e-12) ** n has a finite gradient",
     "linalg_eigh": "eigenvectors have a gradient only where all eigenvalues differ",
     "linalg_svd": "singular vectors have a gradient only where all singular values differ",
-    **{op: f"torch.{op}(x.clamp(min=1e-12)) is finite" for op in ("log", "log2", "log10")},
+    **{
+        op: f"torch.{op}(x.clamp(min=1e-12)) has a finite gradient"
+        for op in ("log", "log2", "log10", "rsqrt")
+    },
     **{
         op: f"torch.{op}(x.clamp(-1 + 1e-6, 1 - 1e-6)) has a finite gradient"
         for op in ("acos", "asin", "atanh")
@@ -89,9 +92,12 @@ _REMEDIES: Final = {
     ),
 }
 _FOR_OVERFLOW: Final = {"exp": "torch.log_softmax() and torch.logsumexp() do not overflow where exp() does"}
+_CHOSEN: Final = "choose the input too, as in torch.where(x > 0, {of_chosen}, 0)"
 _OTHER_BRANCH: Final = (
-    "the gradient is 0 there, as where torch.where() takes the other value, and 0 / 0 is NaN: choose the input too, "
-    "as in torch.where(x > 0, {op}(torch.where(x > 0, x, 1)), 0)"
+    f"the gradient is 0 there, as where torch.where() takes the other value, and 0 / 0 is NaN: {_CHOSEN}"
+)
+_OUTSIDE: Final = (
+    f"{{of_clamped}} is finite, and so is its gradient; where torch.where() takes the other value, {_CHOSEN}"
 )
 # of ops that make a NaN of infinities: why, and what to write
 _ROWS: Final = ("a row of nothing but -Inf has no softmax", "leave at least one finite number in each row")
@@ -117,9 +123,17 @@ def remedy(node: fx.Node, exit_: Exit | None, *, made_nan: bool) -> str:
         return _OF_INFINITIES.get(name, ("", ""))[1] if made_nan else ""
     if exit_.is_overflow:
         return _FOR_OVERFLOW.get(name, "")
+    of_chosen = _called(of or name, "torch.where(x > 0, x, 1)")
     if made_nan and of in _WITHOUT_GRADIENT_AT_ZERO:
-        return _OTHER_BRANCH.format(op="f" if of == "pow" else f"torch.{of}")
+        return _OTHER_BRANCH.format(of_chosen=of_chosen)
+    if not of and name in _POSITIVE:  # 0 has a root, and a gradient alone that is not finite
+        return _OUTSIDE.format(of_clamped=_called(name, "x.clamp(min=1e-12)"), of_chosen=of_chosen)
     return _REMEDIES.get(of or name, "")
+
+
+def _called(op: str, of: str) -> str:
+    """An op of something, as users write it."""
+    return f"torch.{op}({of}{', n' if op == 'pow' else ''})"
 
 
 def divisor(node: fx.Node) -> fx.Node | None:
