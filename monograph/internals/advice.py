@@ -44,6 +44,8 @@ _SHOWN: Final = 4  # sizes
 _NAMES_SETTING: Final = re.compile(r"(?<![\w.])config\.\w+\(")  # and not model.config.name
 _TEXT: Final = "{line} makes a text of it: make the text after the call, or leave it out"
 # what users can write otherwise, also beside what was said before
+_DEBUGGING: Final = 'docs/debugging.md, "Debugging a graph"'  # the titles are what a reader of the site finds
+_REBUILDS: Final = 'docs/rebuilds.md, "Why does it rebuild?"'
 _LEADING: Final = (Cause.VALUE, Cause.BRANCH)
 # where something besides sizes differs from each build that there is
 _NEXT_FOR_ALL: Final = "the next size makes a build for any size, and nobody has to do anything"
@@ -148,7 +150,7 @@ class Advised:
         if first != number:
             return f"; what to write is in the line of build {first}"
         configured = self.configured if _NAMES_SETTING.search(advice) else ""
-        page = "docs/debugging.md" if is_not_finite(reason) else "docs/rebuilds.md"
+        page = _DEBUGGING if is_not_finite(reason) else _REBUILDS
         return hint_line(f"{advice}; {configured or f'see {page}'}")
 
 

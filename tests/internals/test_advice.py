@@ -373,7 +373,7 @@ def test_what_to_write_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert (
         "build 1: graph.mode changed from 'a' to 'b'\n  hint: each value of graph.mode has a build" in first
     )
-    assert first.endswith("; see docs/rebuilds.md")
+    assert first.endswith('; see docs/rebuilds.md, "Why does it rebuild?"')
     assert len(others) == 2
     assert all(line.endswith("; what to write is in the line of build 1") for line in others)
 
@@ -413,7 +413,7 @@ for rows in (3, 4, 5, 6):
     line, hint = done.stderr.splitlines()
     assert "build 1: argument x is a tensor (4,)" in line
     assert hint.startswith("  hint: each size has a build, since code of the step needs one size")
-    assert hint.endswith("; see docs/rebuilds.md")
+    assert hint.endswith('; see docs/rebuilds.md, "Why does it rebuild?"')
 
 
 class Accumulating(mg.Graph):
