@@ -224,7 +224,8 @@ def _guard_sources(
         (id(place.container), place.key): object() for place in step.side_effects.gone
     }  # it serves no step
     bind(read, places)
-    kept = list(step.objects.grown.release(step.objects.numbers.release(read)))
+    kept = step.objects.numbers.release(read)
+    kept = step.objects.grown.release(kept, replaceable=not step.reach.weak)
     kept += _unread(own, kept)
     return loosened(kept, unbound(step.reach.weak, bound), step.request.owned.owner)
 

@@ -189,11 +189,11 @@ def test_a_list_is_emptied_without_a_build(caplog: pytest.LogCaptureFixture) -> 
 
 
 class LogsByName(Logs):
-    """Has its list in a dict."""
+    """Has its list in a dict with something else."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.logs: dict[str, list[float]] = {"loss": []}
+        self.logs: dict[str, Any] = {"loss": [], "unit": "nats"}
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
         loss = x.square().mean()
@@ -208,7 +208,7 @@ def test_a_list_is_emptied_where_a_new_one_has_a_build(caplog: pytest.LogCapture
         graph.logs["loss"] = []
     assert len(graph.builds) == 1
     graph(torch.ones(2))
-    graph.logs = {"loss": []}
+    graph.logs = {"loss": [], "unit": "nats"}
     graph(torch.ones(2))
     assert len(graph.builds) == 2
     assert "graph.logs['loss'].clear() has none where build() only appends to it" in caplog.text

@@ -27,6 +27,7 @@ class Plain:
         self.first: Any = []
         self.second: Any = []
         self.named: Any = {"loss": []}
+        self.logs: Any = {"loss": [], "accuracy": []}
         self.read: Any = [1.0, 2.0]
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,6 +35,8 @@ class Plain:
         self.first.append(out.detach())
         self.named["loss"].append(out.item())
         self.second.append("seen")
+        self.logs["loss"].append(out.detach())
+        self.logs["accuracy"].append(out.item() * 2)
         self.first.append(len(self.read))
         self.model.kept.append(out.item())  # type: ignore[union-attr, operator]
         return out * self.read[0]
@@ -50,7 +53,7 @@ class Step(mg.Graph):
 
 
 def lists_of(step: Any) -> list[Any]:
-    found = step.first, step.second, step.named["loss"], step.read, step.model.kept
+    found = step.first, step.second, step.named["loss"], step.read, step.model.kept, *step.logs.values()
     return [[item.item() if torch.is_tensor(item) else item for item in items] for items in found]
 
 
@@ -86,11 +89,22 @@ def of_all(step: Any) -> None:
     step.first, step.second, step.named["loss"], step.model.kept = [], [1], [2], [3]
 
 
+def of_dict(step: Any) -> None:
+    step.logs = {"loss": [], "accuracy": [1]}
+
+
+def of_dict_and_lists(step: Any) -> None:
+    step.logs, step.named = {"loss": [0], "accuracy": []}, {"loss": []}
+    step.first, step.second = step.logs["loss"][1:], []
+
+
 def exchanged(step: Any) -> None:
     step.first, step.second = step.second, step.first
 
 
-@pytest.mark.parametrize("change", [of_attribute, of_entry, of_module, of_all, exchanged])
+@pytest.mark.parametrize(
+    "change", [of_attribute, of_entry, of_module, of_all, of_dict, of_dict_and_lists, exchanged]
+)
 def test_a_new_list_has_no_build(change: Callable[[Any], object]) -> None:
     assert len(both(change).builds) == 1
 
@@ -109,6 +123,27 @@ def one_that_is_read(step: Any) -> None:
 
 def a_new_one_that_is_read(step: Any) -> None:
     step.second = step.read = [3.0]
+
+
+def one_list_by_two_names(step: Any) -> None:
+    items: list[Any] = []
+    step.logs = {"loss": items, "accuracy": items}
+
+
+def a_dict_with_a_list_that_is_elsewhere(step: Any) -> None:
+    step.logs = {"loss": step.first, "accuracy": []}
+
+
+def one_dict_in_two_attributes(step: Any) -> None:
+    step.named = step.logs
+
+
+def a_dict_in_another_order(step: Any) -> None:
+    step.logs = {"accuracy": [], "loss": []}
+
+
+def a_dict_with_more(step: Any) -> None:
+    step.logs = {"loss": [], "accuracy": [], "more": []}
 
 
 class Sums(list[Any]):
@@ -134,11 +169,25 @@ def a_deque(step: Any) -> None:
         one_that_is_read,
         a_new_one_that_is_read,
         of_another_class,
+        one_list_by_two_names,
+        a_dict_with_a_list_that_is_elsewhere,
+        a_dict_in_another_order,
+        a_dict_with_more,
         a_deque,
     ],
 )
 def test_a_list_that_counts_elsewhere_has_a_build(change: Callable[[Any], object]) -> None:
     assert len(both(change).builds) > 1
+
+
+def test_numbers_in_a_dict_in_two_places_are_refused() -> None:
+    graph = Step()
+    graph(torch.ones(3, 2))
+    one_dict_in_two_attributes(graph)
+    with pytest.raises(
+        mg.CaptureError, match=r"puts numbers that it reads out of tensors .* into graph\.(logs|named)"
+    ):
+        graph(torch.ones(3, 2))
 
 
 def test_lists_that_were_left_are_not_kept_alive() -> None:

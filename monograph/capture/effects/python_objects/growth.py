@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from monograph.capture.effects.attribute_tensors import was_there
 from monograph.capture.effects.attributes import Changed, table_of
 from monograph.capture.effects.containers import objects_in
+from monograph.capture.effects.python_objects.list_places import freed
+from monograph.capture.effects.python_objects.number_places import Place
 from monograph.capture.effects.python_objects.only_added import is_only_added_to
 from monograph.capture.effects.python_objects.records import (
     Record,
@@ -24,16 +25,14 @@ from monograph.capture.effects.python_objects.records import (
 )
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.overlay import Overlay
-from monograph.capture.guards.sources.places import Closure, Content, Entries, Source
+from monograph.capture.guards.sources.places import Content, Source
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads
-from monograph.capture.guards.sources.values import AnyList, is_immutable
+from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.tensors import storage_key
 from monograph.ir.graph_signature import Assign, Write
-
-Place: TypeAlias = tuple[Any, Any]  # what holds a list, and by which key
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Growth:
     """
 
     label: str
-    container: Any
-    key: Any
+    place: Place
     items: list[Any]
     computed: frozenset[int]
     records: Mapping[int, Record]
@@ -54,7 +52,7 @@ class Growth:
     @property
     def content(self) -> list[Any]:
         """The list that is there now."""
-        found: list[Any] = self.container[self.key]
+        found: list[Any] = self.place.value
         return found
 
     def apply(self) -> None:
@@ -97,44 +95,24 @@ class Grown:
         self.writes += writes
         self.state_outputs += outputs
 
-    def release(self, sources: Iterable[Source]) -> list[Source]:
-        """The sources without those lists. Where only one place leads to a list, another list may take its place."""
+    def release(self, sources: Iterable[Source], *, replaceable: bool) -> list[Source]:
+        """The sources without those lists. If they are `replaceable`, other lists may take their places."""
         lists = {id(item.content): item.content for item in self.found if isinstance(item, Growth)}
         kept = [s for s in sources if not (isinstance(s, Content) and id(s.content) in lists)]
-        holders = [(s, key) for s in kept for key, value in s.recorded.items() if id(value) in lists]
-        count = Counter(id(source.recorded[key]) for source, key in holders)
-        contents = [source for source in kept if isinstance(source, Content)]
-        places: dict[int, Place] = {}
-        for source, key in holders:
-            address, place = id(source.recorded[key]), _place_in(source, key)
-            if count[address] == 1 and place is not None:
-                places[address] = place
-                source.recorded[key] = AnyList(partial(_elsewhere, address, places, contents))
-        self.found = [_placed(item, places) for item in self.found]
+        if lists and replaceable:
+            kept, places = freed(kept, lists)
+            self.found = [_placed(item, places) for item in self.found]
         return kept
 
 
-def _place_in(source: Source, key: Any) -> Place | None:
-    """Where the value is that a source has by this key; None for what may have hidden ways."""
-    if isinstance(source, Entries):
-        return source.entries, key
-    if isinstance(source, Closure):
-        return source.variable, key
-    if isinstance(source, Content) and isinstance(source.content, dict) and key[1] == 1:
-        return source.content, source.recorded[key[0], 0]
-    return None
+def _only(source: Content) -> Place:
+    """The place of a list that is always that one."""
+    return Place([source.content], 0, source.content, source.label)
 
 
 def _placed(item: Growth | SetRecord, places: Mapping[int, Place]) -> Growth | SetRecord:
     """The same, of whatever list is in that place."""
-    place = places.get(id(item.content)) if isinstance(item, Growth) else None
-    return item if place is None else replace(item, container=place[0], key=place[1])
-
-
-def _elsewhere(address: int, places: Mapping[int, Place], contents: Iterable[Content]) -> Iterator[Any]:
-    """What is in the places of the other lists that a step adds to, and the containers that it reads."""
-    yield from (container[key] for other, (container, key) in places.items() if other != address)
-    yield from (source.content for source in contents)
+    return replace(item, place=places.get(id(item.content), item.place)) if isinstance(item, Growth) else item
 
 
 def collect_growth(
@@ -181,7 +159,7 @@ def collect_growth(
                     StateOutput(item.detach(), Assign(values, at, item.requires_grad), label)
                 )
             values[at] = None
-        grown.found.append(Growth(source.label, [content], 0, values, computed, records))
+        grown.found.append(Growth(source.label, _only(source), values, computed, records))
         del content[len(content) - len(added) :]
     return grown
 
@@ -192,7 +170,9 @@ def collect_constant_growth(reach: Reach, reads: Reads, overlay: Overlay, micro_
     for source, added in grown_lists(reach, reads):
         content = source.content
         if overlay.of(content) is content and all(map(is_immutable, added)):
-            grown.found.append(Growth(source.label, [content], 0, added, frozenset(), {}, micro_batches))
+            grown.found.append(
+                Growth(source.label, _only(source), added, frozenset(), {}, micro_batches=micro_batches)
+            )
             del content[len(content) - len(added) :]
     return grown
 

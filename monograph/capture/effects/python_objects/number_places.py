@@ -1,4 +1,4 @@
-"""Where numbers can be put: an entry of a dict or list, an attribute, the variable of a closure."""
+"""Where numbers can be put, and lists be replaced: an entry of a dict or list, an attribute, the variable of a closure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monograph.state.threads import alone
 
 @dataclass(frozen=True)
 class Place:
-    """Where a number is: `container[key]`. `home` is the object that a source of a build reads it from."""
+    """Where a number or a list is: `container[key]`. `home` is the object that a source of a build reads it from."""
 
     container: Any
     key: Any
@@ -84,7 +84,7 @@ class _OfContent:
 
 
 def place_in(source: Source, key: Any) -> Place | None:
-    """The place of an entry of a source; None where numbers cannot be put."""
+    """The place of an entry of a source; None where nothing can be put."""
     label = source.item_label(key)
     match source:
         case ClassEntries():

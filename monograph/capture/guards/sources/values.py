@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from types import MethodType
@@ -72,19 +72,6 @@ class MovesInside(Moves):
 
     def __repr__(self) -> str:
         return f"a {self.kind.__name__} of numbers that move"
-
-
-@dataclass(frozen=True, eq=False)
-class AnyList(Mark):
-    """Recorded in the place of a list that a step only adds to: another one may be there, if it is in no other place that counts."""
-
-    others: Callable[[], Iterator[Any]]  # what is in those places
-
-    def fits(self, value: Any) -> bool:
-        return type(value) is list and not any(value is other for other in self.others())
-
-    def __repr__(self) -> str:
-        return "a list of its own"
 
 
 def is_immutable(value: object) -> bool:
