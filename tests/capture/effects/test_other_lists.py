@@ -37,6 +37,7 @@ class Plain:
         self.second.append("seen")
         self.logs["loss"].append(out.detach())
         self.logs["accuracy"].append(out.item() * 2)
+        self.logs["loss"].append(len(self.read))
         self.first.append(len(self.read))
         self.model.kept.append(out.item())  # type: ignore[union-attr, operator]
         return out * self.read[0]
@@ -93,6 +94,10 @@ def of_dict(step: Any) -> None:
     step.logs = {"loss": [], "accuracy": [1]}
 
 
+def of_entry_of_the_dict(step: Any) -> None:
+    step.logs["loss"] = [9]
+
+
 def of_dict_and_lists(step: Any) -> None:
     step.logs, step.named = {"loss": [0], "accuracy": []}, {"loss": []}
     step.first, step.second = step.logs["loss"][1:], []
@@ -103,7 +108,8 @@ def exchanged(step: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [of_attribute, of_entry, of_module, of_all, of_dict, of_dict_and_lists, exchanged]
+    "change",
+    [of_attribute, of_entry, of_module, of_all, of_dict, of_entry_of_the_dict, of_dict_and_lists, exchanged],
 )
 def test_a_new_list_has_no_build(change: Callable[[Any], object]) -> None:
     assert len(both(change).builds) == 1
@@ -136,6 +142,22 @@ def a_dict_with_a_list_that_is_elsewhere(step: Any) -> None:
 
 def one_dict_in_two_attributes(step: Any) -> None:
     step.named = step.logs
+
+
+def one_list_by_two_names_of_the_dict(step: Any) -> None:
+    step.logs["loss"] = step.logs["accuracy"]
+
+
+def a_list_that_is_elsewhere_in_the_dict(step: Any) -> None:
+    step.logs["accuracy"] = step.read
+
+
+def more_in_the_dict(step: Any) -> None:
+    step.logs["more"] = [1]
+
+
+def another_order_in_the_dict(step: Any) -> None:
+    step.logs["loss"] = step.logs.pop("loss")
 
 
 def a_dict_in_another_order(step: Any) -> None:
@@ -172,6 +194,9 @@ def a_deque(step: Any) -> None:
         one_list_by_two_names,
         a_dict_with_a_list_that_is_elsewhere,
         a_dict_in_another_order,
+        one_list_by_two_names_of_the_dict,
+        more_in_the_dict,
+        another_order_in_the_dict,
         a_dict_with_more,
         a_deque,
     ],
@@ -180,10 +205,11 @@ def test_a_list_that_counts_elsewhere_has_a_build(change: Callable[[Any], object
     assert len(both(change).builds) > 1
 
 
-def test_numbers_in_a_dict_in_two_places_are_refused() -> None:
+@pytest.mark.parametrize("change", [one_dict_in_two_attributes, a_list_that_is_elsewhere_in_the_dict])
+def test_numbers_in_a_dict_that_counts_elsewhere_are_refused(change: Callable[[Any], object]) -> None:
     graph = Step()
     graph(torch.ones(3, 2))
-    one_dict_in_two_attributes(graph)
+    change(graph)
     with pytest.raises(
         mg.CaptureError, match=r"puts numbers that it reads out of tensors .* into graph\.(logs|named)"
     ):

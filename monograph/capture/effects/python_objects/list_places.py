@@ -28,6 +28,16 @@ class _Inside:
         return found[key]
 
 
+@dataclass(eq=False)
+class _Whole(Source):
+    """The dict that is in a place: what is in it may change, and the place does not show that."""
+
+    place: Place
+
+    def now(self) -> Mapping[Any, Any]:
+        return {"": self.place.value}
+
+
 @dataclass
 class _Lists:
     """All that a list may not be which takes the place of another one."""
@@ -78,7 +88,7 @@ def freed(sources: Sequence[Source], lists: Mapping[int, list[Any]]) -> tuple[li
 
     A list or dict stays what it is where several places lead to it.
     """
-    found, gone = _Lists(), set[int]()
+    found, gone, wholes = _Lists(), set[int](), list[Source]()
     dicts = {id(source.content): source for source in sources if _has_lists_alone(source, lists)}
     holders: dict[int, list[tuple[Source, Any]]] = {item: [] for item in (*lists, *dicts)}
     for source in sources:
@@ -91,7 +101,8 @@ def freed(sources: Sequence[Source], lists: Mapping[int, list[Any]]) -> tuple[li
         place = place_in(*single[item]) if item in single and single.keys() >= set(inside.values()) else None
         if place is not None:
             source, key = single[item]
-            source.recorded[key] = _AnyDict(found, inside)
+            source.recorded[key] = mark = _AnyDict(found, inside)
+            wholes.append(_Whole(whole.label, place, recorded={"": mark}))
             gone.add(item)
             for name, content in inside.items():
                 found.places[content] = Place(_Inside(place), name, None, whole.label)
@@ -102,7 +113,7 @@ def freed(sources: Sequence[Source], lists: Mapping[int, list[Any]]) -> tuple[li
             found.places[item] = place
     kept = [s for s in sources if not (isinstance(s, Content) and id(s.content) in gone)]
     found.contents = [source for source in kept if isinstance(source, Content)]
-    return kept, found.places
+    return [*kept, *wholes], found.places
 
 
 def _has_lists_alone(source: Source, lists: Mapping[int, list[Any]]) -> TypeGuard[Content]:
