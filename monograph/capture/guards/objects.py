@@ -79,6 +79,7 @@ class ObjectGuards:
             {id(s.table()): _RESTLESS for s in self.sources if s.table() is not None and _moves(s)}
         )
         by_dict: dict[int, list[Source]] = {}
+        self._looked_at = [(source, source.table()) for source in self.sources]
         self._tables: list[dict[Any, Any]] = []
         self._sequences: list[Any] = []  # of ordered dicts the keys
         self._others: list[Source] = []
@@ -141,8 +142,8 @@ class ObjectGuards:
 
     def settle(self) -> None:
         """Take the present objects as those that must be there."""
-        if any(self._all_empty):  # with entries that do not count
-            self._arrange()
+        if any(self._all_empty) or any(source.table() is not table for source, table in self._looked_at):
+            self._arrange()  # some have entries that do not count, or other dicts have taken the places of these
         self.words = self._read_words()
         self._lengths = list(map(len, self._sequences))
         self._all_versions = list(map(dict_version, self._tables))

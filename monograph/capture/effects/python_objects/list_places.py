@@ -37,6 +37,10 @@ class _Whole(Source):
     def now(self) -> Mapping[Any, Any]:
         return {"": self.place.value}
 
+    def table(self) -> dict[Any, Any] | None:
+        found = self.place.value
+        return found if type(found) is dict else None
+
 
 @dataclass
 class _Lists:
