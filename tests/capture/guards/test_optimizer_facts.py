@@ -144,7 +144,7 @@ OPTIMIZERS = {
     "amsgrad": Case(start_amsgrad, "amsgrad", options=adam_with(foreach=False)),
     "a new group": Case(new_group, "offset"),
     "load_state_dict": Case(reload_optimizer, builds=1, options=adam_with()),
-    "state cleared": Case(clear_state, "optimizer", options=adam_with()),
+    "state cleared": Case(clear_state, builds=1, options=adam_with()),
     "a second optimizer": Case(
         second_optimizer, "optimizer", options={"optimizer": half_groups}
     ),
