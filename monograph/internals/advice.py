@@ -244,8 +244,11 @@ def _why_sizes_stay(reason: Reason, call: Call) -> str:
         if special:
             of_part = call.num_parts(leaf, special[0]) > 1
             return "micro-batches of 0 and 1 rows are special" if of_part else "sizes of 0 and 1 are special"
-    is_declared = any(is_part_of(reason.place, size.argument) for size in settings.sizes)
-    if is_declared and not _with_gaps(reason, call):
+    declared = [size for size in settings.sizes if is_part_of(reason.place, size.argument)]
+    shape = key.shape if isinstance(key, TensorKey) else ()
+    rank = len(shape)
+    outside = any(-rank <= size.dim < rank and not size.takes(shape[size.dim]) for size in declared)
+    if outside and not _with_gaps(reason, call):
         return "it is outside of what was declared"
     return ""
 

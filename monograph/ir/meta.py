@@ -54,8 +54,8 @@ class TensorMeta:
 
     @property
     def varies(self) -> bool:
-        """True if a size of it varies."""
-        return varies(self.shape)
+        """True if a size or a stride of it varies."""
+        return varies(self.shape) or varies(self.stride)
 
     @property
     def nbytes(self) -> int:

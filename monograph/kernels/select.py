@@ -40,6 +40,7 @@ from monograph.kernels.tuned import TunedKernel, Verdict, is_known, remembered, 
 from monograph.passes.dce import dce
 from monograph.passes.run import Stage
 from monograph.settings import Settings
+from monograph.sizes.size import Undecided
 
 CANDIDATES: Table = {**PRODUCTS, **CONVOLUTIONS, **ATTENTION}
 COMPILED: Table = {**CANDIDATES, **{op: (*CANDIDATES[op], *own) for op, own in OWN.items()}}
@@ -48,9 +49,12 @@ aten = torch.ops.aten
 
 
 def select_kernels(before: Stage, settings: Settings) -> tuple[Stage, tuple[TunedKernel, ...]]:
-    """The next stage of a program: with the kernels that are fastest here."""
+    """The next stage of a program: with the kernels that are fastest here, or as it is where a choice depends on its sizes."""
     start = time.perf_counter()
-    program, choices = select(before.program, settings)
+    try:
+        program, choices = select(before.program, settings)
+    except Undecided:
+        program, choices = before.program, ()
     verify(program, after="kernels")
     return Stage("kernels", program, time.perf_counter() - start), choices
 
