@@ -337,6 +337,7 @@ def test_packed_sequences_are_refused_by_their_name(form):
         graph(build, model=nn.LSTM(3, 2, batch_first=True))(x, lengths)
     assert caught.value.where.file == __file__
     assert "padded sequences, and mask" in caught.value.hint
+    assert "bidirectional" in caught.value.hint
 
 
 def test_a_norm_that_is_checked_is_told_by_its_option():
