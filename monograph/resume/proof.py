@@ -68,10 +68,15 @@ class ResumeReport(Displayed):
     def __str__(self) -> str:
         after = f"from the checkpoint after {self.steps} steps"
         if self.ok:
-            return (
+            proven = (
                 f"resume proven: {after} the next {self.more} steps give the same bits, "
                 f"and so do the {self.entries} entries of the state after them"
             )
+            skipped = (
+                f"\n  the batches are not registered: the second process began with the first one again and skipped {self.steps}; "
+                "your script has to do the same"
+            )
+            return proven if self.batches_registered else proven + skipped
         shown = [f"  {difference}" for difference in self.differences[:_SHOWN]]
         more = len(self.differences) - len(shown)
         head = f"resume not proven: {after} training goes another way, {len(self.differences)} differences"

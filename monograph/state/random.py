@@ -10,11 +10,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 import torch
 
 from monograph.state.threads import alone
+
+_SETTERS: Final = ("graphsafe_set_state", "manual_seed", "seed", "set_state")  # methods of a torch.Generator
 
 # --- torch.Generator objects -----------------------------------------------------------------------------------------
 
@@ -44,6 +47,39 @@ class SavedGenerators:
         for item, state in moved:
             item.set_state(state)
         return bool(moved)
+
+
+class SetGenerators:
+    """Which of these generators code has set to a state: by a method of theirs, or by drawing from them.
+
+    >>> generator = torch.Generator()
+    >>> with SetGenerators([generator]) as noted:
+    ...     _ = generator.manual_seed(3)
+    >>> generator in noted.found
+    True
+    """
+
+    def __init__(self, generators: Iterable[torch.Generator]) -> None:
+        self._generators = list(generators)
+        self.found: set[torch.Generator] = set()
+
+    def __enter__(self) -> SetGenerators:
+        self._states, self._profile = read_generators(self._generators), sys.getprofile()
+        if self._generators:
+            sys.setprofile(self._note)  # one that is set to the state it had has not moved
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._generators:
+            sys.setprofile(self._profile)
+        pairs = zip(self._generators, self._states, strict=True)
+        self.found.update(item for item, state in pairs if not torch.equal(item.get_state(), state))
+
+    def _note(self, _: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__name__", "") in _SETTERS:
+            setter = getattr(function, "__self__", None)
+            if isinstance(setter, torch.Generator):
+                self.found.add(setter)
 
 
 def copied_generator(generator: torch.Generator) -> torch.Generator:

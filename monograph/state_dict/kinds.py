@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,10 +21,11 @@ from monograph.compat.modules import copy_versions, has_versions
 from monograph.compat.optimizers import SCHEDULERS_INSIDE, schedulers_inside
 from monograph.state.averages import Average
 from monograph.state.find import module_slots
-from monograph.state.random import SavedGenerators
+from monograph.state.random import SavedGenerators, SetGenerators
 from monograph.state_dict.loading import Loading, Part, Stateful, mapping
 from monograph.state_dict.merge import is_torchs, misfits
 from monograph.state_dict.optimizers import optimizer_part
+from monograph.state_dict.random import generators_of
 
 
 def module_part(name: str, module: nn.Module) -> Part:
@@ -150,15 +152,20 @@ def object_part(name: str, item: Stateful) -> Part:
         if is_torchs(item):  # a scaler
             value = _known(name, item.state_dict(), value, loading)
         _keep_object(name, item, loading)
-        loading.undo.append(partial(_load_now, item, copy.deepcopy(item.state_dict())))
-        _load_now(item, copy.deepcopy(value))
+        with suppress(
+            AttributeError
+        ):  # its first batch makes what it saves: there is no state yet to go back to
+            loading.undo.append(partial(_load_now, item, copy.deepcopy(item.state_dict())))
+        with SetGenerators(generators_of(name, item).values()) as noted:
+            item.load_state_dict(copy.deepcopy(value))
+        loading.set_by_objects |= noted.found
+        item.state_dict()  # a loader of torch's makes its iterator now, and draws for that before the random state is set
 
     return Part(item.state_dict, load)
 
 
 def _load_now(item: Stateful, value: Any) -> None:
     item.load_state_dict(value)
-    # a data loader makes its iterator only now, and draws what it draws for that before the random state is set
     item.state_dict()
 
 

@@ -17,6 +17,7 @@ from monograph.errors import CheckpointError
 from monograph.state.random import RandomState
 from monograph.state.signals import interruptible
 from monograph.state.snapshot import Snapshot
+from monograph.user_code.lines import user_place_of
 
 _SHOWN = 20  # faults of one kind in a message
 
@@ -46,6 +47,7 @@ class Loading:
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # live ← loaded
     commits: list[Callable[[], object]] = field(default_factory=list)  # cannot fail, may run twice
     undo: list[Callable[[], object]] = field(default_factory=list)
+    set_by_objects: set[torch.Generator] = field(default_factory=set)  # by their own load_state_dict()
     before: Snapshot = field(default_factory=_snapshot)
 
     def known(self, name: str, own: Mapping[str, Any], value: Any) -> dict[str, Any]:
@@ -143,8 +145,10 @@ def _load_part(key: str, part: Part, value: Any, loading: Loading) -> None:
     try:
         part.load(value, loading)
     except Exception as error:  # torch's, or of the user's own load_state_dict: what it says is the reason
-        text = " ".join(str(error).split())
-        loading.wrong.append(f"{key}: {text or type(error).__name__}")
+        text, place = " ".join(str(error).split()) or type(error).__name__, user_place_of(error)
+        if key.startswith("state.") and place.file:  # of their own code
+            text = f"{text} ({type(error).__name__}, {place.file}:{place.line})"
+        loading.wrong.append(f"{key}: {text}")
 
 
 def _faults(loading: Loading) -> list[str]:

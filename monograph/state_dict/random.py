@@ -18,7 +18,11 @@ _KEYS = ("cpu", "cuda", "generators", "python", "numpy")
 
 
 def random_part(name: str, owned: Owned, registered: Mapping[str, object], *, python_random: bool) -> Part:
-    """The states of torch's generators, of those that the graph and what it holds have, and of Python's if asked."""
+    """The states of torch's generators, of those that the graph and what it holds have, and of Python's if asked.
+
+    A generator that the `load_state_dict()` of a registered object has set stays as it is: a loader of the user's own sets it
+    to where its epoch began, to draw the same order again. A loader of torch's does not set its generator.
+    """
 
     def read() -> dict[str, Any]:
         now = RandomState.now()
@@ -37,6 +41,9 @@ def random_part(name: str, owned: Owned, registered: Mapping[str, object], *, py
     def load(value: Any, loading: Loading) -> None:
         given, generators = mapping(value), _generators(owned, registered)
         saved = mapping(given.get("generators", {}), "a dict of generators")
+        theirs = [path for path, item in generators.items() if item in loading.set_by_objects]
+        saved = {path: state for path, state in saved.items() if path not in theirs}
+        generators = {path: item for path, item in generators.items() if path not in theirs}
         loading.missing += [f"{name}/{key}" for key in ("cpu",) if key not in given]
         loading.missing += [f"{name}/generators/{path}" for path in generators if path not in saved]
         loading.unexpected += [f"{name}/{key}" for key in given if key not in _KEYS]
@@ -50,11 +57,20 @@ def random_part(name: str, owned: Owned, registered: Mapping[str, object], *, py
 
 def _generators(owned: Owned, registered: Mapping[str, object]) -> dict[str, torch.Generator]:
     """By path those in attributes, and in lists, tuples and dicts there."""
-    places: dict[str, object] = {"": owned.owner, **owned.named_modules()}
+    found = _found_in({"": owned.owner, **owned.named_modules()})
     for name, item in registered.items():
-        # a data loader does not give back the state of its generator, which its sampler may have too
-        places[f"state.{name}"] = item
-        places |= {f"state.{name}.{key}": value for key, value in _attributes(item) if key[:1] != "_"}
+        found |= generators_of(f"state.{name}", item)
+    return found
+
+
+def generators_of(name: str, item: object) -> dict[str, torch.Generator]:
+    """By path those of a registered object, and of what its attributes hold: a data loader has one, and its sampler."""
+    return _found_in(
+        {name: item} | {f"{name}.{key}": value for key, value in _attributes(item) if key[:1] != "_"}
+    )
+
+
+def _found_in(places: Mapping[str, object]) -> dict[str, torch.Generator]:
     found = {}
     for owner_path, owner in places.items():
         for name, value in _attributes(owner):

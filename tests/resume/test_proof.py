@@ -224,6 +224,13 @@ def test_a_report_tells_the_first_ten() -> None:
     assert "entry 9\n  and 2 more\n  hint: " in text
 
 
+def test_a_report_says_that_batches_were_skipped() -> None:
+    assert "skipped 2; your script has to do the same" in str(
+        ResumeReport(2, 3, 40, (), batches_registered=False)
+    )
+    assert "skipped" not in str(ResumeReport(2, 3, 40, ()))
+
+
 def test_digests_are_of_bits() -> None:
     same = [
         torch.zeros(2),

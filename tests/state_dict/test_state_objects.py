@@ -23,6 +23,7 @@ from tests.parity.test_gan import GanStep, Pair, critic, with_generator
 from tests.state_dict.test_state_contents import Step, check, inputs
 from tests.support import assert_same
 from tests.support.small import one_thread  # noqa: F401
+from tests.support.steps import line_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata
 
@@ -428,3 +429,68 @@ def test_a_loader_between_epochs_and_before_the_first() -> None:
         torch.manual_seed(9)
         fresh.load_state_dict(saved)
         assert_same(expected[steps:], list(islice(training(fresh), 9 - steps)), f"after {steps}")
+
+
+class Order:
+    """Numbers in an order that is drawn at the beginning of each epoch, from where the epoch was left."""
+
+    def __init__(self, *, reseeds: bool) -> None:
+        self.generator, self.reseeds = torch.Generator().manual_seed(5), reseeds
+        self.epoch = 0
+
+    def begin(self) -> list[int]:
+        if not hasattr(self, "left"):
+            self.began, self.left = self.generator.get_state(), 0
+        self.numbers = torch.randperm(20, generator=self.generator).tolist()
+        return self.numbers[self.left :]
+
+    def end(self) -> None:
+        del self.left
+        self.epoch += 1
+        if self.reseeds:
+            self.generator.manual_seed(5 + self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"began": self.began, "epoch": self.epoch, "left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left, self.epoch, self.began = state["left"], state["epoch"], state["began"]
+        if self.reseeds:
+            self.generator.manual_seed(5 + self.epoch)
+        else:
+            self.generator.set_state(self.began)
+
+
+@pytest.mark.parametrize("reseeds", [False, True])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_generator_that_an_object_sets_when_it_is_loaded_stays_so(epoch: int, reseeds: bool) -> None:
+    def make() -> tuple[mg.Graph, Order]:
+        graph, order = Step(nn.Linear(4, 4)), Order(reseeds=reseeds)
+        graph.register_state("order", order)
+        return graph, order
+
+    graph, order = make()
+    for _ in range(epoch):
+        order.begin()
+        order.end()
+    numbers = order.begin()
+    order.left = 7
+    state = copy.deepcopy(graph.state_dict())
+    other, resumed = make()  # which has no state_dict() before its first epoch
+    other.load_state_dict(state)
+    assert resumed.begin() == numbers[7:]
+    for item in (order, resumed):
+        item.end()
+    assert resumed.begin() == order.begin()
+
+
+def test_a_state_that_an_object_cannot_give_or_take_is_told_with_its_line() -> None:
+    class Broken(Counter):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.count = state["counted"]  # at: broken
+
+    graph = Step(nn.Linear(4, 4))
+    graph.register_state("counter", Broken())
+    with pytest.raises(mg.CheckpointError, match=r"state\.counter: 'counted' \(KeyError, ") as caught:
+        graph.load_state_dict(graph.state_dict())
+    assert f"{__file__}:{line_of('broken', __file__)}" in str(caught.value)
