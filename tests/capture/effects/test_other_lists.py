@@ -268,3 +268,45 @@ def test_each_micro_batch_adds_to_the_list_that_is_there() -> None:
         graph(torch.ones(4, 2))
         assert graph.seen == [1, 1]
     assert len(graph.builds) == 1
+
+
+class InTurns(mg.Graph):
+    """Adds to one list of a dict, which it may have together with other graphs and with the script."""
+
+    def __init__(self, logs: dict[str, Any], name: str) -> None:
+        super().__init__()
+        self.logs, self.turn = logs, name
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        self.logs[self.turn].append(x.sum().item())
+        self.logs[f"{self.turn}/rows"].append(len(x))
+        return x * 2
+
+
+def test_lists_beside_it_in_the_dict_may_grow_and_be_replaced() -> None:
+    names = ("first", "second")
+    logs: dict[str, Any] = {name: [] for name in (*names, *(f"{name}/rows" for name in names), "epochs")}
+    graphs = [InTurns(logs, name) for name in names]
+    for number in range(4):
+        for graph in graphs:
+            graph(torch.full((3,), float(number)))
+        logs["epochs"].append(number)
+        if number == 2:
+            logs["epochs"] = []
+    assert [len(graph.builds) for graph in graphs] == [1, 1]
+    assert logs == {name: [0.0, 3.0, 6.0, 9.0] for name in names} | {
+        f"{name}/rows": [3] * 4 for name in names
+    } | {"epochs": [3]}
+
+
+def test_a_list_beside_it_that_is_read_has_a_build_for_each_content() -> None:
+    class Reads(InTurns):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            self.logs["loss"].append(x.sum().item())
+            return x * len(self.logs["epochs"])
+
+    graph = Reads({"loss": [], "epochs": []}, "loss")
+    for number in range(3):
+        assert graph(torch.ones(2)).tolist() == [number] * 2
+        graph.logs["epochs"].append(number)
+    assert len(graph.builds) > 1

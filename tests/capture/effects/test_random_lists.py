@@ -21,6 +21,8 @@ class Plain:
         self.b: Any = []
         self.both: Any = {"x": [], "y": []}
         self.mixed: Any = {"z": [], "n": 0}
+        self.turns: Any = {"u": [], "v": [], "idle": []}
+        self.turn = "u"
         self.read: Any = [1.0]
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
@@ -33,6 +35,7 @@ class Plain:
         self.mixed["z"].append(out.detach() * 2)
         self.a.append(3)
         self.both["x"].append(7)
+        self.turns[self.turn].append(out.detach())
         return out * self.read[0]
 
     __call__ = build
@@ -74,6 +77,13 @@ CHANGES: dict[str, Callable[[Any, list[Any]], object]] = {
     "a is b": lambda s, new: setattr(s, "a", s.b),
     "b is read": lambda s, new: setattr(s, "b", s.read),
     "a and b": lambda s, new: exchanged(s),
+    "name": lambda s, new: setattr(s, "turn", "v" if s.turn == "u" else "u"),
+    "u": lambda s, new: s.turns["u"].append(5),
+    "idle": lambda s, new: s.turns["idle"].extend(new),
+    "another idle": lambda s, new: s.turns.update(idle=new),
+    "u is idle": lambda s, new: s.turns.update(u=s.turns["idle"]),
+    "v is read": lambda s, new: s.turns.update(v=s.read),
+    "turns": lambda s, new: setattr(s, "turns", {"u": new, "v": [], "idle": [1]}),
     "read": lambda s, new: setattr(s, "read", [float(len(new))]),
     "read in place": lambda s, new: s.read.__setitem__(0, float(len(new))),
     "flag": lambda s, new: setattr(s, "flag", not s.flag),
@@ -84,7 +94,7 @@ CHANGES: dict[str, Callable[[Any, list[Any]], object]] = {
 
 def seen(step: Any) -> Any:
     """What all lists hold, and which of them are one."""
-    lists = [step.a, step.b, step.read, step.mixed["z"], *step.both.values()]
+    lists = [step.a, step.b, step.read, step.mixed["z"], *step.both.values(), *step.turns.values()]
     held = [[item.item() if torch.is_tensor(item) else item for item in items] for items in lists]
     return held, list(step.both), [[other is items for other in lists] for items in lists]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monograph.capture.effects.attribute_tensors import was_there
@@ -80,6 +80,17 @@ def grown_lists(reach: Reach, reads: Reads) -> Iterator[tuple[Content, list[Any]
                 yield source, now[len(before) :]
 
 
+def _idle_beside(grown: Iterable[Content], reach: Reach, reads: Reads) -> Iterator[list[Any]]:
+    """The lists that dicts hold beside these, which have not grown in this step, and of which it reads nothing either."""
+    lists = {id(source.content): source.content for source in grown}
+    ways = [way for item in lists for way in reach.ways.get(item, ()) if isinstance(way, tuple)]
+    dicts = {id(source): source.content for source, _ in ways if isinstance(source, Content)}
+    for content in dicts.values():
+        for item in content.values() if isinstance(content, dict) else ():
+            if type(item) is list and id(item) not in lists and is_only_added_to(item, reach, reads):
+                yield item
+
+
 @dataclass
 class Grown:
     """What one trace has added to lists, and where what it computes for them comes from."""
@@ -87,6 +98,9 @@ class Grown:
     found: list[Growth | SetRecord]
     state_outputs: list[StateOutput]
     writes: list[Write]
+    idle: list[list[Any]] = field(
+        default_factory=list
+    )  # beside those lists, and neither read nor made longer
 
     def add_record(self, change: Changed, written: Written) -> None:
         """One attribute more that each step sets to a container or an object."""
@@ -97,7 +111,8 @@ class Grown:
 
     def release(self, sources: Iterable[Source], *, replaceable: bool) -> list[Source]:
         """The sources without those lists. If they are `replaceable`, other lists may take their places."""
-        lists = {id(item.content): item.content for item in self.found if isinstance(item, Growth)}
+        found = [item.content for item in self.found if isinstance(item, Growth)]
+        lists = {id(item): item for item in (*found, *self.idle)}
         kept = [s for s in sources if not (isinstance(s, Content) and id(s.content) in lists)]
         if lists and replaceable:
             kept, places = freed(kept, lists)
@@ -122,8 +137,8 @@ def collect_growth(
 
     `put` are attributes that the step sets to a container or an object, and does not read.
     """
-    grown = Grown([], [], [])
     longer = list(grown_lists(reach, reads))
+    grown = Grown([], [], [], list(_idle_beside([source for source, _ in longer], reach, reads)))
     given = [*(item.fake for item in inputs.items), *inputs.by_real.values()] if longer or put else []
     own = {storage_key(item) for item in given if has_memory(item)}
     places = Counter(changeable([*(item for _, added in longer for item in added), *(c.value for c in put)]))
@@ -166,8 +181,9 @@ def collect_growth(
 
 def collect_constant_growth(reach: Reach, reads: Reads, overlay: Overlay, micro_batches: int) -> Grown:
     """Take what a micro-batch added out of the lists to which it added constants alone: the others add the same."""
-    grown = Grown([], [], [])
-    for source, added in grown_lists(reach, reads):
+    longer = list(grown_lists(reach, reads))
+    grown = Grown([], [], [], list(_idle_beside([source for source, _ in longer], reach, reads)))
+    for source, added in longer:
         content = source.content
         if overlay.of(content) is content and all(map(is_immutable, added)):
             grown.found.append(

@@ -25,6 +25,20 @@ from monograph.user_code.lines import Origin
 
 _DICTS = (dict, defaultdict)
 _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
+# what computes a key from what is loaded for it, and takes nothing that was loaded before
+_OF_KEYS = (
+    "LOAD_CONST",
+    "LOAD_SMALL_INT",
+    "LOAD_FAST",
+    "LOAD_DEREF",
+    "LOAD_GLOBAL",
+    "LOAD_ATTR",
+    "FORMAT_",
+    "CONVERT_VALUE",
+    "BUILD_STRING",
+    "BUILD_TUPLE",
+    "BINARY_",
+)
 # an operator since Python 3.14; no other takes one key and gives a list
 _SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
 _ADDING = frozenset({"append", "extend"})
@@ -32,7 +46,7 @@ _ADDING = frozenset({"append", "extend"})
 _METHOD_IS_A_FLAG = "LOAD_METHOD" not in {
     item.opname for item in dis.get_instructions(compile("items.append()", "", "eval"))
 }
-_REACH = 8  # instructions from a dict to the method of its list
+_REACH = 24  # instructions from a dict to the method of its list: of a key that is put together, too
 # what gets at the variables of functions and frames by other ways than their names
 _OF_VARIABLES = frozenset({"__closure__", "cell_contents", "f_locals"})
 _OF_LOCALS = frozenset({"f_locals"})  # of functions alone that are running
@@ -220,12 +234,26 @@ def _uses_another(following: list[dis.Instruction], entry: _Entry) -> bool:
 
 def _behind_entry(following: list[dis.Instruction]) -> list[dis.Instruction]:
     """What comes when one entry of a dict has been taken, by `[key]` or `.setdefault(key, [])`; nothing if none is."""
+    if behind := _behind_key(following):
+        return behind
     names = [item.opname for item in following]
-    if len(names) > 2 and names[0] in _KEYS and names[1] in _SUBSCRIPTS:
-        return following[2:]
     makes_it = names[1:2] and names[1] in _KEYS and names[2:3] == ["BUILD_LIST"] and following[2].arg == 0
     if makes_it and _is_called(following[0]) and following[0].argval == "setdefault":
         return [item for item in following[3:] if item.opname not in ("PRECALL", "CALL")]
+    return []
+
+
+def _behind_key(following: list[dis.Instruction]) -> list[dis.Instruction]:
+    """What comes when a key has been computed, as by `self.name` or `f"{name}/loss"`, and its entry been taken."""
+    depth = 0  # of the values that were loaded after the dict
+    for at, item in enumerate(following):
+        if depth == 1 and item.opname in _SUBSCRIPTS:
+            return following[at + 1 :]
+        if not item.opname.startswith(_OF_KEYS):
+            break
+        depth += dis.stack_effect(item.opcode, item.arg)
+        if depth < 1:
+            break
     return []
 
 
