@@ -310,3 +310,25 @@ def test_a_list_beside_it_that_is_read_has_a_build_for_each_content() -> None:
         assert graph(torch.ones(2)).tolist() == [number] * 2
         graph.logs["epochs"].append(number)
     assert len(graph.builds) > 1
+
+
+def test_a_list_in_a_dict_of_dicts_is_added_to_beside_others() -> None:
+    class History(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.history: dict[str, Any] = {"train": {"loss": []}, "val": {"loss": []}, "rows": [[], []]}
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            train = self.history["train"]
+            train["loss"].append(x.sum().item())
+            self.history["rows"][0].append(len(x))
+            return x * 2
+
+    graph = History()
+    for number in range(3):
+        graph(torch.full((3,), float(number)))
+        graph.history["val"]["loss"].append(number)
+        graph.history["rows"][1].append("seen")
+    assert graph.history["train"] == {"loss": [0.0, 3.0, 6.0]}
+    assert graph.history["rows"] == [[3, 3, 3], ["seen"] * 3]
+    assert len(graph.builds) == 1

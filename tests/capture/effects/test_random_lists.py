@@ -23,6 +23,7 @@ class Plain:
         self.mixed: Any = {"z": [], "n": 0}
         self.turns: Any = {"u": [], "v": [], "idle": []}
         self.turn = "u"
+        self.deep: Any = {"train": {"loss": [], "idle": []}, "val": {"loss": []}, "rows": [[], []]}
         self.read: Any = [1.0]
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
@@ -36,6 +37,9 @@ class Plain:
         self.a.append(3)
         self.both["x"].append(7)
         self.turns[self.turn].append(out.detach())
+        self.deep["train"]["loss"].append(out.detach())
+        rows = self.deep["rows"]
+        rows[1].append(4)
         return out * self.read[0]
 
     __call__ = build
@@ -84,6 +88,17 @@ CHANGES: dict[str, Callable[[Any, list[Any]], object]] = {
     "u is idle": lambda s, new: s.turns.update(u=s.turns["idle"]),
     "v is read": lambda s, new: s.turns.update(v=s.read),
     "turns": lambda s, new: setattr(s, "turns", {"u": new, "v": [], "idle": [1]}),
+    "deep": lambda s, new: setattr(s, "deep", {**s.deep, "train": {"loss": new, "idle": []}}),
+    "train": lambda s, new: s.deep.update(train={"loss": new, "idle": [2]}),
+    "val": lambda s, new: s.deep["val"]["loss"].extend(new),
+    "another val": lambda s, new: s.deep.update(val={"loss": new}),
+    "val is train": lambda s, new: s.deep.update(val=s.deep["train"]),
+    "train is idle": lambda s, new: s.deep["train"].update(loss=s.deep["train"]["idle"]),
+    "train is read": lambda s, new: s.deep["train"].update(loss=s.read),
+    "rows": lambda s, new: s.deep.update(rows=[new, []]),
+    "rows are one": lambda s, new: s.deep.update(rows=[new, new]),
+    "more rows": lambda s, new: s.deep["rows"].insert(0, new),
+    "first row": lambda s, new: s.deep["rows"][0].append(8),
     "read": lambda s, new: setattr(s, "read", [float(len(new))]),
     "read in place": lambda s, new: s.read.__setitem__(0, float(len(new))),
     "flag": lambda s, new: setattr(s, "flag", not s.flag),
@@ -95,6 +110,7 @@ CHANGES: dict[str, Callable[[Any, list[Any]], object]] = {
 def seen(step: Any) -> Any:
     """What all lists hold, and which of them are one."""
     lists = [step.a, step.b, step.read, step.mixed["z"], *step.both.values(), *step.turns.values()]
+    lists += [*step.deep["rows"], *step.deep["train"].values(), *step.deep["val"].values()]
     held = [[item.item() if torch.is_tensor(item) else item for item in items] for items in lists]
     return held, list(step.both), [[other is items for other in lists] for items in lists]
 

@@ -12,7 +12,7 @@ from monograph.capture.effects.attributes import Changed, table_of
 from monograph.capture.effects.containers import objects_in
 from monograph.capture.effects.python_objects.list_places import freed
 from monograph.capture.effects.python_objects.number_places import Place
-from monograph.capture.effects.python_objects.only_added import is_only_added_to
+from monograph.capture.effects.python_objects.only_added import HOLDERS, is_only_added_to, way_to
 from monograph.capture.effects.python_objects.records import (
     Record,
     SetRecord,
@@ -81,14 +81,19 @@ def grown_lists(reach: Reach, reads: Reads) -> Iterator[tuple[Content, list[Any]
 
 
 def _idle_beside(grown: Iterable[Content], reach: Reach, reads: Reads) -> Iterator[list[Any]]:
-    """The lists that dicts hold beside these, which have not grown in this step, and of which it reads nothing either."""
-    lists = {id(source.content): source.content for source in grown}
-    ways = [way for item in lists for way in reach.ways.get(item, ()) if isinstance(way, tuple)]
-    dicts = {id(source): source.content for source, _ in ways if isinstance(source, Content)}
-    for content in dicts.values():
-        for item in content.values() if isinstance(content, dict) else ():
-            if type(item) is list and id(item) not in lists and is_only_added_to(item, reach, reads):
-                yield item
+    """The lists that dicts and lists hold beside these, which have not grown in this step, and which it does not read either."""
+    known = {id(source.content) for source in grown}
+    holders = [holder for source in grown for holder in way_to(source.content, reach).holders]
+    while holders:
+        holder = holders.pop()
+        if id(holder) in known:
+            continue
+        known.add(id(holder))
+        if type(holder) is list and is_only_added_to(holder, reach, reads):
+            yield holder
+        else:
+            items = holder.values() if isinstance(holder, dict) else holder
+            holders += [item for item in items if type(item) in HOLDERS]
 
 
 @dataclass

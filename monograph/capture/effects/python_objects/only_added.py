@@ -5,7 +5,8 @@ known which instructions have read it, and each must do one thing with what it f
 by way of a variable or not, or ask if it is None.
 Elsewhere that must hold for each piece of code that ran and spells the name of the attribute, of the global or of the
 variable of a closure. A text may spell a name only for code that looks for attributes by texts. If the list is an entry of a
-dict, all of this holds for the name of the dict, of which code must take one entry and add to it, or use another entry.
+dict or list, and that one perhaps of another, all of this holds for the name of the outermost one, of which code must take one
+entry after the other and add to the last, or use another entry.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from monograph.capture.guards.sources.code_names import CodeNames, names_of
 from monograph.capture.guards.sources.places import Closure, Content, Entries
@@ -23,7 +24,7 @@ from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads
 from monograph.user_code.lines import Origin
 
-_DICTS = (dict, defaultdict)
+HOLDERS: Final = (dict, defaultdict, list)  # of lists
 _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
 # what computes a key from what is loaded for it, and takes nothing that was loaded before
 _OF_KEYS = (
@@ -55,14 +56,9 @@ _OF_FRAMES = frozenset({"locals", "vars", "eval", "exec"})
 _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Where the list is in a dict."""
-
-    key: Any
-
-
-Key: TypeAlias = _Entry | None  # None where what is loaded is the list itself
+Path: TypeAlias = tuple[
+    Any, ...
+]  # the keys from what is loaded to the list; none where it is the list itself
 
 
 def is_only_added_to(content: list[Any], reach: Reach, reads: Reads) -> bool:
@@ -74,13 +70,10 @@ def other_uses(content: list[Any], reach: Reach, reads: Reads) -> Iterator[Origi
     """The lines that may do something else with a list than to add to it; None for what has no line."""
     if reach.has_iterators:
         yield None
-    source, name = _only_way(content, reach)
-    key: Key = None
-    if isinstance(source, Content) and type(source.content) in _DICTS:
-        key = _Entry(next((key for key, entry in source.content.items() if entry is content), None))
-        source, name = _only_way(source.content, reach)
+    way = way_to(content, reach)
+    source, name, path = way.source, way.key, way.path
     if isinstance(source, Closure):
-        yield from _other_uses_of_variable(source, reach, key=key)
+        yield from _other_uses_of_variable(source, reach, path=path)
         return
     if not isinstance(source, Entries) or type(name) is not str:
         yield None
@@ -90,16 +83,40 @@ def other_uses(content: list[Any], reach: Reach, reads: Reads) -> Iterator[Origi
     sites = None if reach.looks_by_names else reads.sites_of(source.entries, name)
     if sites is not None:
         for code, place in sites:
-            if not _adds_at(code, place, name, reach, key=key):
+            if not _adds_at(code, place, name, reach, path=path):
                 yield _line(code, _at(_instructions(code), place)[0])
         if not sites:
             yield None
         return
     is_global = "__builtins__" in source.entries  # else no global name leads there
     for code in reach.codes():
-        yield from _other_uses_in(code, name, reach, is_global=is_global, key=key)
+        yield from _other_uses_in(code, name, reach, is_global=is_global, path=path)
     if name in reach.stored or name in reach.made_up:
         yield None
+
+
+@dataclass(frozen=True)
+class Way:
+    """The only source and key that lead to a container, or to the outermost of the dicts and lists that it is in; then the keys."""
+
+    source: Any
+    key: Any
+    path: Path
+    holders: Sequence[Any]  # those dicts and lists, from the innermost on
+
+
+def way_to(content: Any, reach: Reach) -> Way:
+    """How a container is got at, as long as one way alone leads there."""
+    source, key = _only_way(content, reach)
+    path: Path = ()
+    holders: list[Any] = []
+    while isinstance(source, Content) and type(source.content) in HOLDERS:
+        holders.append(source.content)
+        items = holders[-1].items() if isinstance(holders[-1], dict) else enumerate(holders[-1])
+        path = (next((key for key, entry in items if entry is content), None), *path)
+        content = holders[-1]
+        source, key = _only_way(content, reach)
+    return Way(source, key, path, holders)
 
 
 def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
@@ -108,7 +125,7 @@ def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
     return ways[0] if len(ways) == 1 and isinstance(ways[0], tuple) else (None, "")
 
 
-def _other_uses_of_variable(source: Closure, reach: Reach, *, key: Key) -> Iterator[Origin | None]:
+def _other_uses_of_variable(source: Closure, reach: Reach, *, path: Path) -> Iterator[Origin | None]:
     """The same of a list or dict in a variable that functions share."""
     names = reach.names_of_variable(source.cell)
     if _spell(reach.codes(), _OF_VARIABLES) or not names:
@@ -116,7 +133,7 @@ def _other_uses_of_variable(source: Closure, reach: Reach, *, key: Key) -> Itera
     for code in reach.codes():
         if names.isdisjoint(code.co_freevars + code.co_cellvars):
             continue
-        yield from _not_to_add(code, names, key=key)
+        yield from _not_to_add(code, names, path=path)
         if names_of(code).globals & _OF_FRAMES:
             yield None
 
@@ -126,12 +143,12 @@ def _spell(codes: Iterable[CodeType], attributes: Collection[str]) -> bool:
     return any(not names_of(code).attributes.isdisjoint(attributes) for code in codes)
 
 
-def _not_to_add(code: CodeType, names: Collection[str], *, key: Key) -> Iterator[Origin]:
+def _not_to_add(code: CodeType, names: Collection[str], *, path: Path) -> Iterator[Origin]:
     """Where code does not add to what is in variables of these names. It may hand them to functions inside."""
     instructions = _instructions(code)
     for at, item in enumerate(instructions):
         if "DEREF" in item.opname and item.argval in names:
-            adds = _is_added_to(instructions[at + 1 : at + _REACH], key=key)
+            adds = _is_added_to(instructions[at + 1 : at + _REACH], path=path)
             if item.opname != "LOAD_DEREF" or not adds:
                 yield _line(code, item)
 
@@ -140,17 +157,19 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     return [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
 
 
-def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, key: Key) -> bool:
+def _adds_at(code: CodeType, place: int, name: str, reach: Reach, *, path: Path) -> bool:
     """True if the instruction of code that runs at this place reads the attribute, and the next ones add to it."""
     instructions = _instructions(code)
     item, following = _at(instructions, place)
     if item.opname != "LOAD_ATTR" or item.argval != name or _is_called(item) or not following:
         return False
-    if following[0].opname == "STORE_FAST":
-        variable = following[0].argval
-        is_own = not _spell(reach.own_codes(), _OF_LOCALS) and not names_of(code).globals & _OF_FRAMES
-        return is_own and _only_adds_to_local(instructions, variable, key=key)
-    return _asks_for_none(following) or _is_added_to(following, key=key)
+    for taken, behind in _along(following, path):
+        if taken < len(path) and _uses_another(behind, path[taken]):
+            return True
+        if behind[0].opname == "STORE_FAST":
+            is_own = not _spell(reach.own_codes(), _OF_LOCALS) and not names_of(code).globals & _OF_FRAMES
+            return is_own and _only_adds_to_local(instructions, behind[0].argval, path=path[taken:])
+    return _asks_for_none(following) or _is_added_to(following, path=path)
 
 
 def _at(instructions: Sequence[dis.Instruction], place: int) -> tuple[dis.Instruction, list[dis.Instruction]]:
@@ -172,7 +191,7 @@ def _asks_for_none(following: Sequence[dis.Instruction]) -> bool:
     return names == ["LOAD_CONST", "IS_OP"] and following[0].argval is None
 
 
-def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, *, key: Key) -> bool:
+def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, *, path: Path) -> bool:
     """True if code only adds to what is in a variable of its own: `kept = self.kept`."""
     for at, item in enumerate(instructions):
         found = item.argval if isinstance(item.argval, tuple) else (item.argval,)  # some instructions use two
@@ -180,12 +199,14 @@ def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, 
             continue
         following = list(instructions[at + 1 : at + _REACH])
         is_read = item.opname == "LOAD_FAST" and bool(following)
-        if not is_read or not (_asks_for_none(following) or _is_added_to(following, key=key)):
+        if not is_read or not (_asks_for_none(following) or _is_added_to(following, path=path)):
             return False
     return True
 
 
-def _other_uses_in(code: CodeType, name: str, reach: Reach, *, is_global: bool, key: Key) -> Iterator[Origin]:
+def _other_uses_in(
+    code: CodeType, name: str, reach: Reach, *, is_global: bool, path: Path
+) -> Iterator[Origin]:
     """Where code that spells the name does something else with what it finds."""
     names = names_of(code)
     if name not in names.attributes | names.globals | names.stored | names.imports:
@@ -195,12 +216,12 @@ def _other_uses_in(code: CodeType, name: str, reach: Reach, *, is_global: bool, 
     instructions = _instructions(code)
     for at, item in enumerate(instructions):
         counts = is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
-        if counts and not _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, key=key):
+        if counts and not _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, path=path):
             yield _line(code, item)
 
 
 def _is_harmless(
-    item: dis.Instruction, following: list[dis.Instruction], name: str, names: CodeNames, *, key: Key
+    item: dis.Instruction, following: list[dis.Instruction], name: str, names: CodeNames, *, path: Path
 ) -> bool:
     """True if an instruction of code with these names does not look for the name, calls what it finds, or has it added to."""
     if item.opname in ("LOAD_CONST", "RETURN_CONST"):
@@ -210,22 +231,36 @@ def _is_harmless(
     if _is_called(item):  # a list is not callable
         return True
     found = item.opname == "LOAD_ATTR" or (item.opname == "LOAD_GLOBAL" and not (item.arg or 0) & 1)
-    return found and _is_added_to(following, key=key)
+    return found and _is_added_to(following, path=path)
 
 
-def _is_added_to(following: list[dis.Instruction], *, key: Key) -> bool:
-    """True if these instructions add to the list that is loaded before them, or do no more with the dict than to take an entry."""
-    if key is not None:
-        if _uses_another(following, key):
+def _is_added_to(following: list[dis.Instruction], *, path: Path) -> bool:
+    """True if these instructions add to the list that is at the end of a path, or leave the path."""
+    for taken, behind in _along(following, path):
+        if taken == len(path):
+            return _is_called(behind[0]) and behind[0].argval in _ADDING
+        if _uses_another(behind, path[taken]):
             return True
+    return False
+
+
+def _along(following: list[dis.Instruction], path: Path) -> Iterator[tuple[int, list[dis.Instruction]]]:
+    """How many keys of a path have been taken, and the instructions that come then, as long as there are some."""
+    for taken in range(len(path) + 1):
+        if not following:
+            return
+        yield taken, following
         following = _behind_entry(following)
-    return bool(following) and _is_called(following[0]) and following[0].argval in _ADDING
 
 
-def _uses_another(following: list[dis.Instruction], entry: _Entry) -> bool:
-    """True if of the dict that is loaded before these instructions another entry is taken, set or added to."""
+def _uses_another(following: list[dis.Instruction], key: Any) -> bool:
+    """True if of the dict or list that is loaded before these instructions another entry is taken, set or added to."""
     names = [item.opname for item in following]
-    if names[:1] != ["LOAD_CONST"] or following[0].argval == entry.key:
+    if names[:1] not in (["LOAD_CONST"], ["LOAD_SMALL_INT"]) or following[0].argval == key:
+        return False
+    if isinstance(key, int) and (
+        type(following[0].argval) is not int or following[0].argval < 0
+    ):  # of a list, from its end
         return False
     if names[1:3] == ["COPY", "COPY"]:  # `d[key] += n` takes the entry, and sets it at the end
         names = names[2:]
