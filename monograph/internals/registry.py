@@ -23,6 +23,7 @@ from monograph.capture.optimizers.wrapped import layers_of, parts_of
 from monograph.capture.trace import LOGGER
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, OptimizerError, shown
+from monograph.ir.call.signature import Version
 from monograph.state.averages import Average
 from monograph.state.find import Owned, RegisteredOptimizer, nameless
 
@@ -61,7 +62,7 @@ class Registry:
         self.known_tensors: set[str] = set()  # the paths of loaded attributes
         self.whole: dict[str, str] = {}  # what was found out about optimizers, once: see Owned
         self.as_written = False  # build() is a function that was written for eager mode
-        self.version = 0  # of what is held: builds are made for one
+        self.version = Version()  # of what is held: builds are made for one
         self.swapped = False  # parameters have their averaged values
 
     @property
@@ -114,7 +115,7 @@ class Registry:
         registered = RegisteredOptimizer(name, inner, scheduler, manual, wrapper, called)
         self.optimizers = (*self.optimizers, registered)
         self.config.training = True
-        self.version += 1
+        self.version = self.version.after(name)
 
     def set_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
         """Hold a scaler in the place of the one before."""
@@ -124,7 +125,7 @@ class Registry:
                 hint="pass torch.amp.GradScaler(device) or mg.amp.StaticGradScaler(scale)",
             )
         self.scaler = scaler
-        self.version += 1
+        self.version = self.version.after("the gradient scaler")
 
     def add_average(self, module: nn.Module, decay: float | Callable[[int], float]) -> None:
         """Hold an average of a module."""
@@ -142,7 +143,7 @@ class Registry:
                 f"add_ema(): {problem}", hint="set self.model = model, then self.add_ema(self.model)"
             )
         self.averages = (*self.averages, Average(path, unwrap(module), decay))
-        self.version += 1
+        self.version = self.version.after(f"ema.{path}")
 
     def add_state(self, name: str, item: Any) -> None:
         """Hold an object that has a state of its own."""
@@ -199,12 +200,12 @@ class Registry:
                 f"a module cannot be the attribute {shown(name)} of a Graph: the name is the first part of the paths in it",
                 hint="choose a name without a dot, or hold several modules in an nn.ModuleDict",
             )
-        self.version += 1
+        self.version = self.version.after(f"graph.{name}")
         block = self._block(name, module)
         hold(block, self)
         return block
 
-    def adopt(self, attributes: Iterable[Any], version: int) -> None:
+    def adopt(self, attributes: Iterable[Any], version: Version) -> None:
         """Hold the blocks among the attributes of a graph that is a copy, as the graph that it is a copy of."""
         for block in filter(is_block, attributes):
             hold(block, self)
@@ -239,7 +240,7 @@ class Registry:
     def forget_module(self, name: str) -> None:
         """An attribute is set or deleted: if it was a module, the graph holds that no longer."""
         if is_block(vars(self.graph).get(name)):
-            self.version += 1
+            self.version = self.version.after(f"graph.{name}")
 
     # --- averages ----------------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "maximize": (after(lambda s: group(s).update(maximize=True)), "maximize changed", 'optimizer.param_groups[0]["maximize"]'),
     "autocast": (under_autocast, "autocast on cpu changed", "in build()"),
     "configuration": (after(lambda s: s.config.enable_amp()), "amp=torch.bfloat16", "graph.config before the first call"),
-    "module": (after(lambda s: setattr(s, "more", nn.ReLU())), "a module or optimizer", "in __init__"),
+    "module": (after(lambda s: setattr(s, "more", nn.ReLU())), "added or replaced: graph.more", "in __init__"),
     "frozen": (after(lambda s: s.model[0].weight.requires_grad_(False)), "requires_grad of model.0.weight", "each choice of what trains has a build"),
     "hook": (after(lambda s: s.model.register_forward_hook(lambda *_: None)), "hook", "register hooks once, before the first call"),
     "strides of state": (replaced_state, "strides of model.0.weight", "before the first call"),

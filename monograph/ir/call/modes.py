@@ -13,7 +13,7 @@ from monograph.compat.modes import foreign_function_mode
 from monograph.errors import GraphBoundaryError
 from monograph.ir.call.differences import change_text
 from monograph.ir.call.reason import Cause, Reason
-from monograph.ir.call.signature import Call, Key, first_equal, read_call
+from monograph.ir.call.signature import Call, Key, Version, first_equal, read_call
 from monograph.settings import Settings, shown_setting
 
 GRADIENTS_THERE: Final = "the set of gradients that are there"
@@ -26,7 +26,7 @@ def read_with_key(
     kwargs: Mapping[str, Any],
     names: tuple[str, ...],
     settings: Settings,
-    version: int,
+    version: Version,
     gradients: Hashable = None,
 ) -> Call:
     """A call with the key of the builds that may serve it. `names` are those of the positional parameters of build().
@@ -65,7 +65,8 @@ def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
 def key_reasons(known: Key, now: Key) -> Iterator[Reason]:
     """What besides the arguments is other in a key."""
     if known.version != now.version:
-        yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
+        changed = ", ".join(dict.fromkeys(now.version.changed[known.version :]))
+        yield Reason(f"a module or optimizer of the graph was added or replaced: {changed}", Cause.MEMBER)
     if known.settings != now.settings:
         yield from _settings_changed(known.settings, now.settings)
     for what, old, new in zip(MODE_NAMES, known.signature[3], now.signature[3], strict=False):

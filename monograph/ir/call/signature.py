@@ -138,15 +138,27 @@ class TensorKey(NamedTuple):
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
 
 
+class Version(int):
+    """How often what a graph holds was changed, and what was added or replaced in turn."""
+
+    changed: tuple[str, ...] = ()
+
+    def after(self, what: str) -> Version:
+        """The next one."""
+        version = Version(self + 1)
+        version.changed = (*self.changed, what)
+        return version
+
+
 class Key(NamedTuple):
     """What a call must match for a build to serve it."""
 
     signature: Signature
     settings: Settings
-    version: int  # of what the graph holds
+    version: Version  # of what the graph holds
 
 
-NO_KEY = Key((LEAF, (), (), ()), Settings(), 0)
+NO_KEY = Key((LEAF, (), (), ()), Settings(), Version())
 
 
 class Call(NamedTuple):
