@@ -20,8 +20,9 @@ _NEEDS: Final = (
     "argument; for a slice that begins there write x[n + torch.arange(k)] = rows; arithmetic alone has one build for all values"
 )
 _NEEDS_FLOAT: Final = (
-    "needs the number itself, as float(), NumPy's functions, the rate of a dropout, the momentum of a norm and torch.tensor([...]) "
-    "do: few values need nothing; leave float() out, write math.exp(n) for np.exp(n), give torch.tensor([...]) as an argument"
+    "needs the number itself, as float(), NumPy's functions, print(), the rate of a dropout, the momentum of a norm and "
+    "torch.tensor([...]) do: few values need nothing; print after the call what you return, leave float() out, write math.exp(n) "
+    "for np.exp(n), give torch.tensor([...]) as an argument"
 )
 _ABOUT_FUNCTION: Final = (
     "needs the number itself, which {function}() takes as a constant: few values need nothing; {instead}"
