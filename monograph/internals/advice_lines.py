@@ -91,7 +91,7 @@ _NOW_AND_THEN: Final = (
 )
 _DRAWN: Final = (
     "draw a number of random or numpy before the call and pass it as an argument, or draw by torch.rand(()) in the step; "
-    "so with a batch that random.sample() draws"
+    "so with a batch that random.sample() draws; in place of a branch on it multiply, x + (torch.rand(()) >= p) * f(x)"
 )
 _SAMPLED: Final = (
     "where build() draws from {place}, as by random.sample(): draw before the call, and pass the batch as an argument, as in "
