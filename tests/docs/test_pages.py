@@ -33,8 +33,9 @@ def test_before_and_after_have_the_same_bits(tmp_path: Path) -> None:
         assert_shown(block, printed)
         made[block.label].append(digest)
     assert made["Before"] == made["After"]
-    # plain, clipped, two schedules, untrained, mixed precision, accumulated, two optimizers, an update by hand, LBFGS, an agent
-    kinds = 11
+    # plain, clipped, two schedules, untrained, mixed precision, accumulated, two optimizers, one of them now and then, an update by
+    # hand, LBFGS, an agent
+    kinds = 12
     assert len(set(made["Before"])) == kinds
 
 
