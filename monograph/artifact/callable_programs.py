@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -14,7 +15,7 @@ from monograph.artifact.bounds.describe import check_peak, check_values
 from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.schema.arguments import Arguments, is_plain_tensor
 from monograph.artifact.schema.signatures import Signature, read_signature
-from monograph.artifact.schema.text import ANY_SIZE, described, range_text, size_places
+from monograph.artifact.schema.text import ANY_SIZE, described, range_text, size_places, sizes_text
 from monograph.artifact.state.python_state import PythonState, is_dict
 from monograph.artifact.unpack import Unpacked
 from monograph.capture.trace import LOGGER
@@ -150,8 +151,10 @@ def _failure(name: str, error: Exception) -> Exception:
     return failure
 
 
-def _larger(name: str, low: int, high: int, size: int) -> str:
-    """What to do to have a size outside of a range."""
+def _outside(name: str, low: int, high: int, size: int) -> str:
+    """What to do about a size outside of a range."""
+    if size == 0:
+        return "leave out the call: an artifact has no program for a size of 0"
     largest = "..." if high >= ANY_SIZE else max(high, size)  # none was declared
     dim = f'mg.Dim("{name}", min={min(low, size)}, max={largest})'
     return (
@@ -190,7 +193,10 @@ class StoredPrograms:
 
     def signature_at(self, sizes: Sizes) -> Signature:
         """What it takes and gives at these sizes."""
-        return read_signature(instance({key: self._row[key] for key in ("arguments", "results")}, sizes))
+        signature = read_signature(instance({key: self._row[key] for key in ("arguments", "results")}, sizes))
+        return replace(
+            signature, sizes=sizes_text(self._row["arguments"], [name for name, _, _ in self.dims])
+        )
 
     def fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredProgram, tuple[Any, ...]]:
         """The program for a call, and the leaves of its arguments. Raises SignatureError."""
@@ -212,7 +218,7 @@ class StoredPrograms:
                     taken = range_text(f"multiples of {parts}", low * parts, high * parts)
                 raise SignatureError(
                     f"argument {path} has size {size} in dimension {axis}; the artifact takes {taken}",
-                    hint=_larger(name, low, high, size // parts) if size and not size % parts else "",
+                    hint="" if size % parts else _outside(name, low, high, size // parts),
                 )
             sizes.append(size // parts)
         try:

@@ -51,9 +51,16 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str, str]] = {
     ),
     "an array": (
         lambda x: [x, x.numpy()],
-        "items[1] is a ndarray; the artifact takes a tensor: float32[2, 3]",
+        "items[1] is a numpy.ndarray; the artifact takes a tensor: float32[2, 3]",
         "torch.from_numpy(items[1])",
     ),
+    "an array of doubles": (
+        lambda x: [x, x.double().numpy()],
+        "items[1] is a numpy.ndarray",
+        "torch.from_numpy(items[1]).to(torch.float32)",
+    ),
+    "nothing": (lambda x: [x, None], "items[1] is None; the artifact takes a tensor", "pass a tensor"),
+    "no values": (lambda x: [x, x.to("meta")], "items[1] is float32[2, 3] on meta", "has no values"),
     "rows": (
         lambda x: [x.tolist(), x],
         "items[0] is a list of 2; the artifact takes a tensor: float32[2, 3]",
@@ -66,6 +73,11 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str, str]] = {
     ),
     "sparse": (lambda x: [x, x.to_sparse()], "items[1] is a torch.sparse_coo tensor; the artifact takes", ""),
     "a size": (lambda x: [x, x[:1]], "items[1] is float32[1, 3] on cpu", 'mg.Dim("batch", max=64)'),
+    "another size": (
+        lambda x: [x, x[:, :2]],
+        "items[1] is float32[2, 2] on cpu",
+        "its size in dimension 1 is 2, and has to be 3; ",
+    ),
     "a dtype": (
         lambda x: [x, x.double()],
         "items[1] is float64[2, 3] on cpu",
@@ -113,6 +125,15 @@ def test_a_size_outside_of_the_range(tmp_path: Path, size: int, dim: str) -> Non
     assert f'mg.Dim("batch", {dim})' in caught.value.hint
     with pytest.raises(mg.SignatureError, match="is a nested tensor"):
         artifact([torch.nested.nested_tensor([torch.ones(3)])])
+    with pytest.raises(mg.SignatureError, match=r"takes a tensor: float32\[batch, 3\] on cpu"):
+        artifact([None])
+    with pytest.raises(
+        mg.SignatureError, match=r"is float32\[4, 5\] on cpu; the artifact takes float32\[batch, 3\] on cpu"
+    ):
+        artifact([torch.ones(4, 5)])
+    with pytest.raises(mg.SignatureError, match="has size 0 in dimension 0") as caught:
+        artifact([torch.ones(0, 3)])
+    assert "leave out the call" in caught.value.hint
 
 
 def _by_sign(x: Tensor) -> Tensor:

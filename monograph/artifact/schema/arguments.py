@@ -40,6 +40,7 @@ class Arguments:
         self._signature, self._other_sizes = signature, other_sizes
         self._parameters = signature.parameters
         self._forms = [leaf for item in self._parameters for leaf in item.form.leaves]
+        self._sizes = signature.sizes or ((),) * len(self._forms)
         self.paths = [path for item in self._parameters for path in leaf_paths(item.form.tree, item.name)]
         sources = list(sources)
         held = [source.value for source in sources if isinstance(source, Fixed)]
@@ -67,7 +68,7 @@ class Arguments:
         """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
         leaves = self.flat(args, kwargs)
         self._check_repeated(leaves)
-        return tuple(self._apart(list(map(self._fitting, leaves, self._forms, self.paths))))
+        return tuple(self._apart(list(map(self._fitting, leaves, self._forms, self.paths, self._sizes))))
 
     def _check_repeated(self, leaves: Sequence[Any]) -> None:
         """Raise SignatureError for an argument that was another one too at capture, and is not now."""
@@ -82,7 +83,7 @@ class Arguments:
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = [item.name for item in self._parameters]
         if len(args) > len(names):
-            raise self._misfit(f"it got {len(args)} positional arguments")
+            raise self._misfit(f"it got {len(args)} positional arguments, and takes {len(names)}")
         given = dict(zip(names, args, strict=False))
         for name, value in kwargs.items():
             if name not in names or name in given:
@@ -118,10 +119,10 @@ class Arguments:
             seen.add(key)
         return leaves
 
-    def _fitting(self, leaf: Any, expected: Leaf, path: str) -> Any:
+    def _fitting(self, leaf: Any, expected: Leaf, path: str, sizes: Sequence[str]) -> Any:
         match expected:
             case TensorMeta():
-                return self._fitting_tensor(leaf, expected, path)
+                return self._fitting_tensor(leaf, expected, path, sizes)
             case ScalarMeta(kind):
                 wanted = int if kind == "int" else (int, float)
                 if isinstance(leaf, bool) or not isinstance(leaf, wanted):
@@ -133,28 +134,34 @@ class Arguments:
                     raise SignatureError(f"argument {path} is {leaf!r}; the artifact was made for {value!r}")
                 return leaf
 
-    def _fitting_tensor(self, leaf: Any, expected: TensorMeta, path: str) -> torch.Tensor:
+    def _fitting_tensor(
+        self, leaf: Any, expected: TensorMeta, path: str, sizes: Sequence[str]
+    ) -> torch.Tensor:
         if not is_plain_tensor(leaf):
             raise SignatureError(
-                f"argument {path} is {_kind(leaf)}; the artifact takes a tensor: {_text(expected)}",
-                hint=_as_tensor(leaf, path),
+                f"argument {path} is {_kind(leaf)}; the artifact takes a tensor: {_text(expected, sizes)}",
+                hint=_as_tensor(leaf, expected, path),
             )
         form = (tuple(leaf.shape), leaf.dtype, leaf.device)
         if form != (expected.shape, expected.dtype, expected.device):
             got = tensor_meta(leaf)
             raise SignatureError(
-                f"argument {path} is {_text(got)}; the artifact takes {_text(expected)}",
+                f"argument {path} is {_text(got)}; the artifact takes {_text(expected, sizes, beside=got.shape)}",
                 hint=self._advice(got, expected, path),
             )
         return _with_strides(leaf, expected, path)
 
     def _advice(self, got: TensorMeta, expected: TensorMeta, path: str) -> str:
         """What to do about a tensor of another form."""
+        if got.device.type == "meta":
+            return "a meta tensor has no values: pass one that has some"
         if got.shape == expected.shape:
             return f"convert it: {path}.to({str(expected.device)!r}, {expected.dtype})"
         missing = len(expected.shape) - len(got.shape)
         if missing == 0:
-            return self._other_sizes
+            sizes = enumerate(zip(got.shape, expected.shape, strict=True))
+            dim, size, wanted = next((dim, size, wanted) for dim, (size, wanted) in sizes if size != wanted)
+            return f"its size in dimension {dim} is {size}, and has to be {wanted}; {self._other_sizes}"
         one = f"; a single example is a batch of one: {path}.unsqueeze(0)" if missing == 1 else ""
         return f"it has {len(got.shape)} dimensions where the artifact takes {len(expected.shape)}{one}"
 
@@ -177,17 +184,25 @@ def _with_strides(tensor: torch.Tensor, expected: TensorMeta, path: str) -> torc
         return expected.empty().copy_(tensor)
 
 
-def _as_tensor(item: Any, path: str) -> str:
+def _as_tensor(item: Any, expected: TensorMeta, path: str) -> str:
     """How to make a tensor of an argument; empty for what is none for other reasons."""
+    if item is None:
+        return "pass a tensor of that form"
     if isinstance(item, np.ndarray):
-        return f"convert it: torch.from_numpy({path})"
+        is_like = str(item.dtype) == str(expected.dtype).removeprefix("torch.")
+        return f"convert it: torch.from_numpy({path})" + ("" if is_like else f".to({expected.dtype})")
     first = item[0] if isinstance(item, list) and item else item
     is_numbers = isinstance(first, (int, float, list)) and not isinstance(item, bool)
     return f"convert it: torch.tensor({path})" if is_numbers else ""
 
 
-def _text(form: TensorMeta) -> str:
-    return f"{str(form.dtype).removeprefix('torch.')}{list(form.shape)} on {form.device}"
+def _text(form: TensorMeta, names: Sequence[str] = (), *, beside: Sequence[int] = ()) -> str:
+    """A form for people: sizes by their names, and by numbers where those of a tensor of as many dimensions are others."""
+    shown = names or [str(size) for size in form.shape]
+    if len(beside) == len(form.shape):
+        sizes = zip(shown, form.shape, beside, strict=True)
+        shown = [name if size == other else str(size) for name, size, other in sizes]
+    return f"{str(form.dtype).removeprefix('torch.')}[{', '.join(shown)}] on {form.device}"
 
 
 def _take_leaves(tree: Tree, item: Any, path: str, leaves: list[Any]) -> None:
@@ -231,7 +246,9 @@ def _kind(item: Any) -> str:
             return f"a tensor: {_text(tensor_meta(item))}"
         kind = "nested" if item.is_nested else "quantised" if item.is_quantized else str(item.layout)
         return f"a {kind} tensor" if type(item) is torch.Tensor else f"a {type(item).__name__}"
-    kind = type(item).__name__
+    if item is None:
+        return "None"
+    kind = "numpy.ndarray" if isinstance(item, np.ndarray) else type(item).__name__
     named = f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
     if isinstance(item, Mapping):
         return f"{named} with the keys {', '.join(map(repr, item))}" if item else f"an empty {kind}"

@@ -19,11 +19,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a program, and the form of what it returns."""
+    """The arguments of a program, and the form of what it returns.
+
+    `sizes` are those of each leaf of the arguments for people: a name where the size varies.
+    """
 
     positional: tuple[Parameter, ...]
     named: tuple[Parameter, ...]
     returned: Form
+    sizes: tuple[tuple[str, ...], ...] = ()
 
     def __str__(self) -> str:
         return f"({', '.join(item.name for item in self.parameters)})"

@@ -28,6 +28,12 @@ def size_places(arguments: Json, num_dims: int) -> list[SizePlace]:
     return [places.get(dim, SizePlace(-1, 0)) for dim in range(num_dims)]
 
 
+def sizes_text(arguments: Json, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For each leaf of the arguments its sizes for people."""
+    shapes = [shape for row in _rows(arguments) for shape in _shapes_in(row)]
+    return tuple(tuple(_size_text(size, names) for size in shape) for shape in shapes)
+
+
 def described(row: Json, dims: Sequence[tuple[str, int, int]]) -> str:
     """The arguments and results of a stored program for people, sizes by their names."""
     names = [name for name, _, _ in dims]
