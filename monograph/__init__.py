@@ -8,7 +8,6 @@ from monograph.state.collector import rare_collections
 with rare_collections():
     from monograph import amp, distributed
     from monograph.block import GraphModule
-    from monograph.compiler import Build
     from monograph.errors import (
         AliasError,
         ArtifactError,
@@ -33,14 +32,11 @@ with rare_collections():
         UnavailableError,
         UnsupportedTensorError,
     )
-    from monograph.graph import Graph
-    from monograph.internals.build_limits import assert_max_builds
     from monograph.ir.call.dims import Dim
     from monograph.ir.call.signature import replicated, spec
     from monograph.ir.probes import probe
     from monograph.padding.declaration import buckets
     from monograph.renamed import find_renamed_modules
-    from monograph.shortcuts import summary, trace, train_graph
     from monograph.user_code.lines import Origin
 
 if TYPE_CHECKING:
@@ -48,8 +44,12 @@ if TYPE_CHECKING:
     from monograph.artifact.load import load
     from monograph.artifact.save import save
     from monograph.checkpoint.steps.manager import CheckpointManager
+    from monograph.compiler import Build
     from monograph.export.onnx import load_onnx_weights
     from monograph.export.write import export_aoti, export_onnx, export_triton
+    from monograph.graph import Graph
+    from monograph.internals.build_limits import assert_max_builds
+    from monograph.shortcuts import summary, trace, train_graph
 
 __version__ = "0.1.0"
 
@@ -106,18 +106,26 @@ find_renamed_modules()
 
 
 def __getattr__(name: str) -> Any:
-    """What training does not need is imported when it is asked for."""
+    """What not every script needs is imported when it is asked for: a graph with its compiler is most of the package."""
     places = {
+        "Build": "compiler",
         "CheckpointManager": "checkpoint.steps.manager",
-        "load": "artifact.load",
-        "save": "artifact.save",
+        "Graph": "graph",
+        "assert_max_builds": "internals.build_limits",
         "export_aoti": "export.write",
         "export_onnx": "export.write",
         "export_triton": "export.write",
+        "load": "artifact.load",
         "load_onnx_weights": "export.onnx",
+        "save": "artifact.save",
+        "summary": "shortcuts",
+        "trace": "shortcuts",
+        "train_graph": "shortcuts",
     }
-    if name == "testing":
-        return importlib.import_module("monograph.testing")
-    if name in places:
-        return getattr(importlib.import_module(f"monograph.{places[name]}"), name)
+    with rare_collections():
+        if name == "testing":
+            return importlib.import_module("monograph.testing")
+        if name in places:
+            found = globals()[name] = getattr(importlib.import_module(f"monograph.{places[name]}"), name)
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -94,7 +94,11 @@ def run(
     for name, leaf in leaves.items():
         typer.echo(f"{name}: {_shown(leaf)}")
     later = seconds[1:]  # the first call makes the program runnable
-    what = f"median of {len(later)} after the first" if later else "the first call, which also loads; see --repeat"
+    what = (
+        f"median of {len(later)} after the first"
+        if later
+        else "the first call, which also loads; see --repeat"
+    )
     typer.echo(f"{called.backend}: {median(later or seconds) * 1e3:.2f} ms, {what}")
     if output is not None:
         arrays: dict[str, Any] = {

@@ -166,10 +166,24 @@ def test_a_first_step_loads_nothing_of_torchs_compilers():
 
 
 @pytest.mark.long
+def test_a_program_can_be_read_where_no_graph_was_imported():
+    names = "import torch; print(*sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith('monograph::')))"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", f"import {part}; {names}"], capture_output=True, text=True, check=True
+        )
+        for part in ("monograph.graph", "monograph.artifact.programs.serialize")
+    ]
+    assert len(found[0].stdout.split()) > 20
+    assert found[0].stdout == found[1].stdout
+
+
+@pytest.mark.long
 def test_import_loads_nothing_that_training_does_not_need():
     code = (
         "import sys, monograph; parts = {name.split('.')[1] for name in sys.modules if name.startswith('monograph.')}; "
-        "print(*sorted(parts & {'cli', 'flow', 'serving', 'testing'})); monograph.testing.align"
+        "print(*sorted(parts & {'cli', 'flow', 'serving', 'testing', 'capture', 'internals', 'passes'})); monograph.testing.align; "
+        "monograph.Graph"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

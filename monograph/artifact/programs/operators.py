@@ -20,6 +20,7 @@ from monograph.artifact.bounds.checks import is_bounded
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.compat.ops import HigherOrderOperator, OpOverload, find_op, op_name, writes_to_inputs
 from monograph.ir.call.sparse import COUNT_SPARSE, ON_SPARSE
+from monograph.ir.ops import definitions  # noqa: F401 -- our own ops are found by their names
 
 TRUSTED: Final = frozenset({"aten", "prims", "mkldnn", "monograph"})
 _NAME: Final = re.compile(r"([A-Za-z_]\w{0,99})::([A-Za-z_]\w{0,99})\.([A-Za-z_]\w{0,99})", re.ASCII)
