@@ -47,7 +47,7 @@ def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
         nan=None if nan is None else search.described(nan, but=guilty),
         state=tuple(path for path in ends if path in search.new_state),
         spared=search.spared(),
-        hint=search.hint(guilty),
+        hint="; for the NaN: ".join(filter(None, map(search.hint, filter(None, (guilty, nan))))),
     )
 
 

@@ -76,6 +76,18 @@ def test_the_nan_that_comes_of_an_overflow() -> None:
     assert text.index("the first Inf is made by aten.exp") < text.index("the first NaN is made by aten.div")
 
 
+def test_an_infinity_and_a_nan_of_another_kind_have_both_hints() -> None:
+    def log_of_parts(h: Tensor) -> Tensor:
+        parts = h / h.norm(dim=-1, keepdim=True)
+        return torch.where(parts > 0, torch.log(parts), parts).sum(-1)
+
+    x = batch()
+    x[2] = 1e30
+    report = train(Layer(log_of_parts)).find_nonfinite(x, torch.zeros(8))
+    assert (report.found.kind, report.nan.kind) == ("Inf", "NaN")
+    assert "torch.where(x > 0, torch.log(torch.where(x > 0, x, 1)), 0)" in report.hint
+
+
 def test_a_nan_of_backward_alone() -> None:
     report = train(Layer(norm_or_zero)).find_nonfinite(batch(), torch.zeros(8))
     assert (report.found.kind, report.found.where.phase) == ("NaN", "backward")
