@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from monograph.capture.guards.sources.code_names import CodeNames, names_of
 from monograph.capture.guards.sources.places import Closure, Content, Entries
@@ -88,11 +88,27 @@ def other_uses(content: list[Any], reach: Reach, reads: Reads) -> Iterator[Origi
         if not sites:
             yield None
         return
-    is_global = "__builtins__" in source.entries  # else no global name leads there
+    table = source.entries if "__builtins__" in source.entries else None  # else no global name leads there
+    by_attributes = table is None or reach.knows_module(table)
     for code in reach.codes():
-        yield from _other_uses_in(code, name, reach, is_global=is_global, path=path)
-    if name in reach.stored or name in reach.made_up:
+        is_global = table is not None and reach.may_have_globals(code, table)
+        if is_global or by_attributes:
+            yield from _other_uses_in(code, name, reach, _Ways(is_global, by_attributes), path=path)
+    if (by_attributes and name in reach.stored) or name in reach.made_up:
         yield None
+
+
+class _Ways(NamedTuple):
+    """How a piece of code may get at a name: as a global of its own, as an attribute."""
+
+    by_globals: bool
+    by_attributes: bool
+
+    def count(self, opname: str) -> bool:
+        """True if such an instruction may get there."""
+        if "GLOBAL" in opname or opname == "LOAD_NAME":
+            return self.by_globals
+        return self.by_attributes or not ("ATTR" in opname or "METHOD" in opname)
 
 
 @dataclass(frozen=True)
@@ -204,9 +220,7 @@ def _only_adds_to_local(instructions: Sequence[dis.Instruction], variable: str, 
     return True
 
 
-def _other_uses_in(
-    code: CodeType, name: str, reach: Reach, *, is_global: bool, path: Path
-) -> Iterator[Origin]:
+def _other_uses_in(code: CodeType, name: str, reach: Reach, ways: _Ways, *, path: Path) -> Iterator[Origin]:
     """Where code that spells the name does something else with what it finds."""
     names = names_of(code)
     if name not in names.attributes | names.globals | names.stored | names.imports:
@@ -215,8 +229,9 @@ def _other_uses_in(
         names = replace(names, computed=True)
     instructions = _instructions(code)
     for at, item in enumerate(instructions):
-        counts = is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
-        if counts and not _is_harmless(item, instructions[at + 1 : at + _REACH], name, names, path=path):
+        if ways.count(item.opname) and not _is_harmless(
+            item, instructions[at + 1 : at + _REACH], name, names, path=path
+        ):
             yield _line(code, item)
 
 

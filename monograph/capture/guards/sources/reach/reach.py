@@ -15,6 +15,7 @@ So what is reachable by such links from the same beginnings is no less than what
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import CellType, CodeType, FrameType
 from typing import Any
@@ -70,6 +71,8 @@ class Reach:
         self.keys: set[str] = set()  # with which code uses the dict of some object
         self._read_for_it: set[str] = set()  # by code in place of the step's own
         self._libraries: set[int] = set()  # ids of codes
+        self._has_modules = False  # if the user's code may get at modules by `sys.modules`
+        self._globals: dict[int, int] = {}  # ids of the globals of libraries' code, by the id of that
         self._looks_by_names = False
 
     def _follow(self, value: Any, label: str, way: Way) -> None:
@@ -148,6 +151,20 @@ class Reach:
         """The names that a variable of closures has in the code that ran."""
         return self._functions.names_of_variable(cell)
 
+    def knows_module(self, table: dict[str, Any]) -> bool:
+        """True if code that ran may have the module whose globals are in this dict."""
+        module = sys.modules.get(str(table.get("__name__")))
+        return (
+            self._has_modules
+            or module is None
+            or vars(module) is not table
+            or id(module) in self._objects.known
+        )
+
+    def may_have_globals(self, code: CodeType, table: dict[str, Any]) -> bool:
+        """False for code of a library that has other globals than these."""
+        return self._globals.get(id(code), id(table)) == id(table)
+
     def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
         return name in self.keys or name in self._read_for_it or self._recorded.is_whole(table)
@@ -209,6 +226,8 @@ class Reach:
         self.keys |= names.keys
         if not own:
             self._libraries.add(id(code))
+            self._globals[id(code)] = id(frame.f_globals)
+        self._has_modules |= own and "modules" in names.attributes
         self._recorded.grow(names.attributes)
         if own or module in _LOOKS_INTO_FUNCTIONS:
             # what code can read of its globals counts by the names of that code
