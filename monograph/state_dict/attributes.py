@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from monograph.state_dict.places import (
     has_own_memory,
     new_place,
     num_holders,
+    without_numpy,
 )
 
 
@@ -47,12 +49,32 @@ def attributes_part(name: str, owned: Owned, builds: Sequence[Build], known: set
             if place is None:
                 loading.unexpected.append(f"{name}/{path}")
                 continue
+            if not builds:  # later, what steps have added since goes again
+                saved = _with_entries(place.value, saved, f"{name}/{path}", loading)
             loading.wrong += place.misfits(saved, f"{name}/{path}")
             in_place = path in places and has_own_memory(path, given, places, holders)
             new = merged(place.value if in_place else None, saved, loading)
             loading.commits += [partial(_put, place, new), partial(known.add, path)]
 
     return Part(read, load, optional=True)
+
+
+def _with_entries(live: Any, saved: Any, path: str, loading: Loading) -> Any:
+    """A saved dict with the entries that the graph begins with; those that are missing are noted."""
+    if not isinstance(live, dict) or type(saved) is not type(live):
+        return saved
+    missing = [key for key in live if key not in saved]
+    loading.missing += [f"{path}[{key!r}]" for key in missing]
+    made = copy.copy(saved)
+    made.update({key: live[key] for key in missing})
+    made.update(
+        {
+            key: _with_entries(live[key], item, f"{path}[{key!r}]", loading)
+            for key, item in saved.items()
+            if key in live
+        }
+    )
+    return made
 
 
 def _put(place: Place, value: Any) -> None:
@@ -62,4 +84,6 @@ def _put(place: Place, value: Any) -> None:
 def _detached(value: Any) -> Any:
     leaves: list[Any] = []
     tree = flatten(value, leaves)
-    return unflatten(tree, iter([x.detach() if isinstance(x, torch.Tensor) else x for x in leaves]))
+    return unflatten(
+        tree, iter([x.detach() if isinstance(x, torch.Tensor) else without_numpy(x) for x in leaves])
+    )

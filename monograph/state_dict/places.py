@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -116,8 +117,10 @@ def changed_places(builds: Sequence[Build], places: Mapping[str, Place], owned: 
         elif path not in in_modules and "/" not in path:
             lost.append(path)
     if lost:
+        roots = dict.fromkeys(root for path in lost for root in _roots(path) if root in places)
+        unfit = "".join(f"{why}; " for root in roots if (why := _unfit(places[root].value, root)))
         warn_at_user_line(
-            f"a step changes {', '.join(lost)}, for which the state has no place: it is not saved; hold tensors in buffers of a module "
+            f"a step changes {', '.join(lost)}, for which the state has no place: it is not saved; {unfit}hold tensors in buffers of a module "
             "and numbers in its attributes; register_state(name, object) saves what else has state_dict() and load_state_dict()"
         )
     shown = {id(places[path].value) for path in found if isinstance(places[path].value, torch.Tensor)}
@@ -144,7 +147,26 @@ def _is_of_numbers(value: Any) -> bool:
     kind = type(value)
     if kind in _DICTS:
         return all(map(_is_of_numbers, (*value, *value.values())))
-    return all(map(_is_of_numbers, value)) if kind in (list, tuple) else kind in _NUMBERS
+    return (
+        all(map(_is_of_numbers, value)) if kind in (list, tuple) else type(without_numpy(value)) in _NUMBERS
+    )
+
+
+def without_numpy(value: Any) -> Any:
+    """A number or name of NumPy as that of Python which is equal."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _unfit(value: Any, path: str) -> str:
+    """What in an attribute keeps it from being saved; empty if it is none of numbers."""
+    kind = type(value)
+    if kind in _DICTS or kind in (list, tuple):
+        items = value.items() if kind in _DICTS else enumerate(value)
+        return next(filter(None, (_unfit(item, f"{path}[{key!r}]") for key, item in items)), "")
+    fits = isinstance(value, torch.Tensor) or is_plain(value) or _is_of_numbers(value)
+    return (
+        "" if fits else f"{path} is a {kind.__name__}, with which none of {path.partition('[')[0]} is saved"
+    )
 
 
 def _roots(path: str) -> Iterator[str]:
