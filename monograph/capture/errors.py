@@ -62,8 +62,9 @@ _HINTS = {  # for what torch says
 _PACKED = (
     "pack_padded_sequence() and what takes a PackedSequence read the lengths of the sequences in C++, where the step has "
     "no values yet",
-    "give a module of one direction the padded sequences, and mask what it makes of the padding; a bidirectional one would "
-    'read the padding first: write it as two, as docs/porting.md shows under "Sizes and loops that values decide"',
+    "give a module of one direction the padded sequences, and mask what it makes of the padding: its last state is at lengths - 1, "
+    "and not what it returns as such; a bidirectional one would read the padding first: write it as two, as docs/porting.md "
+    'shows under "Sizes and loops that values decide"',
 )
 _NESTED = (
     "build() makes a nested tensor, whose sizes are data",

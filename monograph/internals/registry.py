@@ -151,7 +151,9 @@ class Registry:
             what for what in ("state_dict", "load_state_dict") if not callable(getattr(item, what, None))
         ]
         if not isinstance(name, str) or not name or name in self.registered or lacking:
-            kind = f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
+            named = type(item).__name__
+            article = "an" if named[:1].lower() in "aeiou" else "a"
+            kind = f"the class {item.__name__}" if isinstance(item, type) else f"{article} {named}"
             problem = (
                 f"{kind} has no {lacking[0]}()"
                 if lacking
@@ -161,7 +163,9 @@ class Registry:
             )
             raise DefinitionError(
                 f"register_state(): {problem}",
-                hint=("pass " if lacking else "pass a name of its own, and ")
+                hint=f"make it an attribute, graph.{name} = ...: there generators are saved, and lists and dicts of numbers that build() changes"
+                if isinstance(item, (torch.Generator, list, dict))
+                else ("pass " if lacking else "pass a name of its own, and ")
                 + "an object with state_dict() and load_state_dict(); of data loaders "
                 "torchdata.stateful_dataloader.StatefulDataLoader has them",
             )

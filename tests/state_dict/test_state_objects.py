@@ -333,6 +333,13 @@ def test_what_cannot_be_registered(name: Any, item: Any) -> None:
         graph.register_state(name, item)
 
 
+@pytest.mark.parametrize("item", [torch.Generator(), [1], {"a": 1}])
+def test_what_is_saved_in_an_attribute_need_not_be_registered(item: Any) -> None:
+    with pytest.raises(mg.DefinitionError, match=r"a (Generator|list|dict) has no state_dict\(\)") as caught:
+        Step(nn.Linear(4, 4)).register_state("it", item)
+    assert "make it an attribute, graph.it = ...: there generators are saved" in caught.value.hint
+
+
 def test_registered_modules_optimizers_and_schedulers_are_loaded_with_their_own_checks() -> None:
     graph, other = Step(nn.Linear(4, 4)), Step(nn.Linear(4, 4))
     for item in (graph, other):

@@ -93,10 +93,12 @@ def not_repeatable(
         )
     if of_numbers:
         name, then = (f"{label}, a deque", f": {label}.append(loss.item())") if is_deque else (label, "")
+        holder = label.partition("[")[0]
+        of_holder = f", or with {holder} than to take entries by their keys" if holder != label else ""
         why = (
             ""
             if used_at is None
-            else f": {_line(used_at, where)} does more with {label} than to call its append()"
+            else f": {_line(used_at, where)} does more with {label} than to call its append(){of_holder}"
         )
         return CaptureError(
             f"build() puts numbers that it reads out of tensors of the step into {name}, in a way that no replay can repeat{why}",

@@ -105,6 +105,7 @@ def test_the_line_that_does_more_than_to_append(use: Callable[[Any, torch.Tensor
     assert f"{named} does more with" in str(caught.value)
     name = {of_the_model: "model.losses", in_a_dict: "graph.log['losses']"}.get(use, "graph.losses")
     assert f"with {name} than to call its append()" in str(caught.value)
+    assert ("or with graph.log than to take entries by their keys" in str(caught.value)) == (use is in_a_dict)
     assert step.losses == step.model.losses == step.log["losses"] == []
 
 
