@@ -93,13 +93,8 @@ def run(
     leaves = dict(leaves_by_path(results, "result", "."))
     for name, leaf in leaves.items():
         typer.echo(f"{name}: {_shown(leaf)}")
-    later = seconds[1:]  # the first call makes the program runnable
-    what = (
-        f"median of {len(later)} after the first"
-        if later
-        else "the first call, which also loads; see --repeat"
-    )
-    typer.echo(f"{called.backend}: {median(later or seconds) * 1e3:.2f} ms, {what}")
+    first = f"the first one, which makes the program runnable, {seconds[0] * 1e3:.2f} ms"
+    typer.echo(f"{called.backend}: {median(seconds) * 1e3:.2f} ms, median of {repeat}; {first}")
     if output is not None:
         arrays: dict[str, Any] = {
             name: leaf.numpy() for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)

@@ -40,7 +40,8 @@ class Step(mg.Graph):
         return loss
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.one_case
+@pytest.mark.parametrize("declared", [True, pytest.param(False, marks=pytest.mark.search)])
 def test_there_is_one_build_for_all_lengths(declared: bool) -> None:
     torch.manual_seed(0)
     plain = Classifier()
